@@ -1,0 +1,361 @@
+#!/usr/bin/env bash
+# Every check of this repository, on a Debian or Ubuntu machine without a GPU.
+#
+#   scripts/test.sh                  all stages; what CI runs
+#   scripts/test.sh STAGE...         some of them: a partial run, which says so
+#
+# Stages: static      format, clippy, docs, oldest toolchain, package contents
+#         free        tests that need no GPU, with every adapter hidden
+#         lavapipe    GPU tests on Mesa's Vulkan driver
+#         swiftshader GPU tests on SwiftShader's Vulkan driver
+#         gl          GPU tests on OpenGL ES through EGL
+#
+# Missing drivers are installed with apt-get (as root or through sudo). Logs: target/test-logs/.
+# Fails where a check fails, a test is ignored or filtered out, a test target runs no test, or a file in
+# tests/ is in neither list below.
+set -euo pipefail
+
+# Every tests/*.rs is in exactly one of these two lists.
+GPU_FREE_TESTS=(
+    shaders
+)
+GPU_TESTS=(
+)
+
+STAGES=(static free lavapipe swiftshader gl)
+LOGS=target/test-logs
+MAX_PACKAGED_BYTES=10000000
+
+export CARGO_INCREMENTAL=0
+export CARGO_TERM_COLOR=never
+
+failures=() # what failed, in words
+summary=()  # one line a stage
+
+note() { printf '\n== %s\n' "$*"; }
+
+fail() {
+    printf 'FAILED: %s\n' "$*" >&2
+    failures+=("$*")
+}
+
+# check NAME COMMAND...: runs it, with its output on the screen and in a log; a failure is kept for the end.
+check() {
+    local name=$1
+    shift
+    note "$name: $*"
+    "$@" 2>&1 | tee "$LOGS/${name//[^A-Za-z0-9._-]/_}.log" || {
+        fail "$name"
+        return 1
+    }
+}
+
+# ---------------------------------------------------------------- reading what cargo test prints
+
+# judge LOG NAME LEAST: whether the tests in LOG count as passed. Prints what is wrong.
+# At least LEAST tests must have run, none may be ignored or filtered out.
+judge() {
+    local log=$1 name=$2 least=$3
+    awk -v name="$name" -v least="$least" '
+        /^test .* \.\.\. ignored/ {
+            line = $0
+            sub(/^test /, "", line)
+            sub(/ \.\.\. ignored.*/, "", line)
+            ignored_names = ignored_names " " line
+        }
+        /^test result: / {
+            results++
+            if ($3 != "ok.") bad++
+            for (i = 4; i < NF; i++) {
+                if ($(i + 1) ~ /^passed/) passed += $i
+                if ($(i + 1) ~ /^failed/) failed += $i
+                if ($(i + 1) ~ /^ignored/) ignored += $i
+                if ($(i + 1) ~ /^filtered/) filtered += $i
+            }
+        }
+        END {
+            if (!results) { print name ": no line \"test result:\""; wrong = 1 }
+            if (bad || failed) { print name ": " failed + 0 " tests failed"; wrong = 1 }
+            if (ignored || ignored_names) { print name ": ignored:" (ignored_names ? ignored_names : " " ignored " tests"); wrong = 1 }
+            if (filtered) { print name ": " filtered " tests filtered out"; wrong = 1 }
+            if (passed + failed < least) { print name ": ran " passed + failed " tests, expected at least " least; wrong = 1 }
+            exit wrong
+        }
+    ' "$log"
+}
+
+# cargo_test NAME LEAST ARGUMENT...: one target of `cargo test`, judged by its output too.
+cargo_test() {
+    local name=$1 least=$2 problems
+    shift 2
+    check "$name" cargo test --all-features "$@" || return 0
+    if ! problems=$(judge "$LOGS/${name//[^A-Za-z0-9._-]/_}.log" "$name" "$least"); then
+        fail "$problems"
+    fi
+}
+
+# The judge itself: it must pass a good log and refuse the others.
+check_judge() {
+    local good='test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s'
+    local empty='test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s'
+    judge <(printf '%s\n' "$good" "$good") good 6 >/dev/null || fail "judge refuses a good log"
+    judge <(printf '%s\n' "$empty") none 0 >/dev/null || fail "judge refuses a log of no tests where none are expected"
+    local log
+    for log in "$empty" "nothing at all" \
+        "${good/0 ignored/1 ignored}" "${good/0 filtered/2 filtered}" \
+        "${good/0 failed/1 failed}" "${good/ok./FAILED.}" \
+        $'test a::b ... ignored, slow\n'"$good"; do
+        if judge <(printf '%s\n' "$log") bad 1 >/dev/null; then
+            fail "judge accepts: $log"
+        fi
+    done
+}
+
+# unlisted FOLDER: what is wrong with the two lists, given the files in FOLDER; nothing where they agree.
+unlisted() {
+    comm -3 \
+        <(find "$1" -maxdepth 1 -name '*.rs' -printf '%f\n' | sed 's/\.rs$//' | sort) \
+        <(printf '%s\n' "${GPU_FREE_TESTS[@]}" "${GPU_TESTS[@]}" | sed '/^$/d' | sort) |
+        sed -e 's/^\t\(.*\)/listed too often, or not there: \1/' -e t -e 's/^/in neither list: /'
+}
+
+# ---------------------------------------------------------------- drivers
+
+# first_file GLOB...: the first file that exists.
+first_file() {
+    local file
+    for file in "$@"; do
+        if [[ -e $file ]]; then
+            printf '%s\n' "$file"
+            return
+        fi
+    done
+    return 1
+}
+
+lavapipe_icd() { first_file /usr/share/vulkan/icd.d/lvp_icd*.json /etc/vulkan/icd.d/lvp_icd*.json; }
+
+# SwiftShader comes with Chromium; Ubuntu's package is a snap, and other Chromium builds serve as well.
+swiftshader_icd() {
+    first_file ${SWIFTSHADER_ICD:+"$SWIFTSHADER_ICD"} /usr/lib/chromium*/vk_swiftshader_icd.json \
+        /snap/chromium/current/usr/lib/chromium-browser/vk_swiftshader_icd.json \
+        /opt/google/chrome/vk_swiftshader_icd.json
+}
+
+# missing_packages STAGE...: the Debian packages that these stages still lack.
+missing_packages() {
+    local stage package wanted=()
+    command -v cc >/dev/null || wanted+=(gcc libc6-dev)
+    for stage in "$@"; do
+        case $stage in
+        lavapipe)
+            wanted+=(libvulkan1)
+            lavapipe_icd >/dev/null || wanted+=(mesa-vulkan-drivers)
+            ;;
+        swiftshader)
+            wanted+=(libvulkan1)
+            swiftshader_icd >/dev/null || wanted+=(chromium)
+            ;;
+        gl) wanted+=(libegl1 libegl-mesa0 libgl1-mesa-dri) ;;
+        esac
+    done
+    for package in "${wanted[@]}"; do
+        dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || printf '%s\n' "$package"
+    done | sort -u
+}
+
+install_drivers() {
+    local package missing as_root=()
+    if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+        note "no apt-get here: the drivers must be there already"
+        return
+    fi
+    mapfile -t missing < <(missing_packages "$@")
+    if ((${#missing[@]} == 0)); then
+        return
+    fi
+    note "installing ${missing[*]}"
+    if ((EUID != 0)); then
+        if ! command -v sudo >/dev/null; then
+            fail "neither root nor sudo: install ${missing[*]} by hand"
+            return
+        fi
+        as_root=(sudo)
+    fi
+    # An update that fails (one of several sources is down) need not keep the install from succeeding.
+    "${as_root[@]}" apt-get update || true
+    # One by one: a package that this system does not have must not keep the others out.
+    for package in "${missing[@]}"; do
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$package" ||
+            fail "apt-get install $package"
+    done
+}
+
+install_rust_parts() {
+    if ! command -v cargo >/dev/null; then
+        echo "cargo is missing: install Rust with rustup (https://rustup.rs), then run this again" >&2
+        exit 2
+    fi
+    if command -v rustup >/dev/null; then
+        cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
+        cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
+    fi
+}
+
+# ---------------------------------------------------------------- stages
+
+stage_static() {
+    local problems
+    check_judge
+    problems=$(unlisted tests)
+    if [[ -n $problems ]]; then
+        fail "GPU_FREE_TESTS and GPU_TESTS in scripts/test.sh: $problems"
+    fi
+    check fmt cargo fmt --check || true
+    check clippy-all cargo clippy --all-targets --all-features -- -D warnings || true
+    check clippy-none cargo clippy --all-targets --no-default-features -- -D warnings || true
+    check clippy-safetensors cargo clippy --all-targets --no-default-features --features safetensors -- -D warnings || true
+    check rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features --lib || true
+    check_oldest_toolchain
+    check_package
+}
+
+# The toolchain that Cargo.toml promises: with it where it is installed, else by clippy's knowledge of the standard library.
+check_oldest_toolchain() {
+    local oldest toolchain=
+    oldest=$(sed -n 's/^rust-version *= *"\(.*\)"$/\1/p' Cargo.toml)
+    if [[ -z $oldest ]]; then
+        fail "Cargo.toml has no rust-version"
+        return
+    fi
+    if command -v rustup >/dev/null; then
+        toolchain=$(rustup toolchain list | awk '{ print $1 }' | grep -E -m1 "^${oldest//./\\.}(\.[0-9]+)?(-|$)") || true
+    fi
+    if [[ -n $toolchain ]]; then
+        if check oldest-toolchain env CARGO_TARGET_DIR=target/oldest cargo "+$toolchain" check --all-features; then
+            summary+=("  rust-version $oldest: checked with toolchain $toolchain")
+        fi
+    else
+        if check oldest-toolchain cargo clippy --lib --bins --all-features -- -D warnings -W clippy::incompatible_msrv; then
+            summary+=("  rust-version $oldest: toolchain not installed; checked by clippy's incompatible_msrv only")
+        fi
+    fi
+}
+
+# What `cargo package` would send out: nothing very large.
+check_package() {
+    local file size
+    check package cargo package --list --allow-dirty || return 0
+    while IFS= read -r file; do
+        [[ -f $file ]] || continue # some are made while packaging
+        size=$(stat -c %s "$file")
+        if ((size > MAX_PACKAGED_BYTES)); then
+            fail "package: $file has $size bytes, more than $MAX_PACKAGED_BYTES"
+        fi
+    done <"$LOGS/package.log"
+}
+
+# No adapter can be found here and a test may not do without: one that needs a GPU shows that it is in the wrong list.
+stage_free() {
+    local target
+    local -x VK_DRIVER_FILES=/none VK_ICD_FILENAMES=/none WGPU_BACKEND=vulkan WGPU_ATTENTION_REQUIRE_GPU=1
+    cargo_test lib 1 --lib
+    cargo_test bins 0 --bins
+    cargo_test doctest 0 --doc
+    for target in "${GPU_FREE_TESTS[@]}"; do
+        cargo_test "free-$target" 1 --test "$target"
+    done
+}
+
+# gpu_tests ADAPTER: every GPU test, with the adapter that the environment names.
+gpu_tests() {
+    local adapter=$1 target
+    local -x WGPU_ATTENTION_REQUIRE_GPU=1
+    if ((${#GPU_TESTS[@]} == 0)); then
+        fail "$adapter: GPU_TESTS is empty"
+    fi
+    for target in "${GPU_TESTS[@]}"; do
+        cargo_test "$adapter-$target" 1 --test "$target"
+    done
+}
+
+# vulkan_tests ADAPTER NAME ICD: with the one driver of this file. Older loaders know it by the second variable.
+vulkan_tests() {
+    local -x VK_DRIVER_FILES=$3 VK_ICD_FILENAMES=$3 WGPU_BACKEND=vulkan WGPU_ADAPTER_NAME=$2
+    if [[ -z $3 ]]; then
+        fail "$1: its Vulkan driver (a file *_icd*.json) is not installed"
+        return
+    fi
+    gpu_tests "$1"
+}
+
+stage_lavapipe() { vulkan_tests lavapipe llvmpipe "$(lavapipe_icd || true)"; }
+
+stage_swiftshader() { vulkan_tests swiftshader SwiftShader "$(swiftshader_icd || true)"; }
+
+stage_gl() {
+    local -x VK_DRIVER_FILES=/none VK_ICD_FILENAMES=/none WGPU_BACKEND=gl WGPU_ADAPTER_NAME=llvmpipe
+    gpu_tests gl
+}
+
+# ---------------------------------------------------------------- all of it
+
+run_stage() {
+    local stage=$1 before=${#failures[@]} start=$SECONDS outcome=passed
+    note "stage $stage"
+    "stage_$stage"
+    if ((${#failures[@]} > before)); then
+        outcome=FAILED
+    fi
+    printf -v stage '%-12s %s after %d s' "$stage" "$outcome" $((SECONDS - start))
+    summary+=("$stage")
+    note "$stage"
+}
+
+main() {
+    local stage partial=no wanted=("$@")
+    cd "$(dirname "${BASH_SOURCE[0]}")/.."
+    if ((${#wanted[@]} == 0)); then
+        wanted=("${STAGES[@]}")
+    fi
+    for stage in "${wanted[@]}"; do
+        if [[ " ${STAGES[*]} " != *" $stage "* ]]; then
+            printf 'no stage %q; the stages are: %s\n' "$stage" "${STAGES[*]}" >&2
+            exit 2
+        fi
+    done
+    mkdir -p "$LOGS"
+    if [[ -z ${XDG_RUNTIME_DIR:-} ]]; then
+        XDG_RUNTIME_DIR=$(mktemp -d)
+        export XDG_RUNTIME_DIR
+        trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
+    fi
+    install_rust_parts
+    install_drivers "${wanted[@]}"
+    for stage in "${wanted[@]}"; do
+        run_stage "$stage"
+    done
+
+    note summary
+    printf '%s\n' "${summary[@]}" "whole run    $SECONDS s"
+    if ((${#failures[@]} > 0)); then
+        printf 'FAILED: %s\n' "${failures[@]}"
+        exit 1
+    fi
+    for stage in "${STAGES[@]}"; do
+        if [[ " ${wanted[*]} " != *" $stage "* ]]; then
+            partial=yes
+            echo "PARTIAL: stage $stage did not run"
+        fi
+    done
+    if [[ $partial == yes ]]; then
+        echo "what ran passed"
+    else
+        echo "all passed"
+    fi
+}
+
+# Sourced, it only defines its functions.
+if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
+    main "$@"
+fi

@@ -1,0 +1,32 @@
+// Twin of `LinearParams` in src/kernels/params.rs: same fields, same order (a test reflects both).
+// Strides and offsets count elements.
+struct LinearParams {
+    // Rows of all batch items together: M = batch * tokens.
+    rows: u32,
+    tokens: u32,
+    d_in: u32,
+    d_out: u32,
+    has_bias: u32,
+    // Workgroups along d_out, and in all.
+    column_tiles: u32,
+    groups: u32,
+    x_offset: u32,
+    x_batch_stride: u32,
+    x_token_stride: u32,
+    x_channel_stride: u32,
+    weight_offset: u32,
+    weight_out_stride: u32,
+    weight_in_stride: u32,
+    bias_offset: u32,
+    y_offset: u32,
+    y_batch_stride: u32,
+    y_token_stride: u32,
+    y_channel_stride: u32,
+    // A uniform buffer is a multiple of 16 bytes.
+    padding: u32,
+}
+
+// Where a row of all batch items together begins in a view of these strides.
+fn row_start(row: u32, batch_stride: u32, token_stride: u32) -> u32 {
+    return (row / params.tokens) * batch_stride + (row % params.tokens) * token_stride;
+}

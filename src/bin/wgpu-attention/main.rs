@@ -1,0 +1,2 @@
+//! The program `wgpu-attention`.
+fn main() {}

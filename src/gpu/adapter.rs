@@ -1,0 +1,368 @@
+//! Which adapters there are, which one is best, and what planning needs to know of it.
+
+use crate::kernels::{KERNELS, Kernel};
+use crate::{Error, Result};
+use std::fmt;
+
+/// How [`Gpu::open`](crate::Gpu::open) chooses.
+#[derive(Clone, Debug, Default)]
+pub struct GpuOptions {
+    /// Part of the adapter's name, in any case. `None`: `WGPU_ADAPTER_NAME`, or any.
+    pub adapter_name: Option<String>,
+    /// The backends to look at. `None`: `WGPU_BACKEND`, or all.
+    pub backends: Option<wgpu::Backends>,
+    /// The limits to ask for.
+    pub limits: LimitProfile,
+}
+
+impl GpuOptions {
+    /// Options that ask for an adapter by (part of) its name.
+    pub fn named(name: impl Into<String>) -> Self {
+        GpuOptions {
+            adapter_name: Some(name.into()),
+            ..Default::default()
+        }
+    }
+}
+
+/// Which limits a device is opened with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LimitProfile {
+    /// The largest that the adapter has, of those that matter here.
+    #[default]
+    Adapter,
+    /// What every WebGPU implementation has (and not more than the adapter): shows what runs everywhere.
+    WebGpuDefaults,
+}
+
+impl LimitProfile {
+    pub(super) fn of(self, adapter: &wgpu::Limits) -> wgpu::Limits {
+        // An OpenGL adapter may have less than WebGPU asks for in things that are not used here.
+        let base = wgpu::Limits::default().or_worse_values_from(adapter);
+        match self {
+            LimitProfile::WebGpuDefaults => base,
+            LimitProfile::Adapter => wgpu::Limits {
+                max_buffer_size: adapter.max_buffer_size,
+                max_storage_buffer_binding_size: adapter.max_storage_buffer_binding_size,
+                max_storage_buffers_per_shader_stage: adapter.max_storage_buffers_per_shader_stage,
+                max_compute_workgroup_storage_size: adapter.max_compute_workgroup_storage_size,
+                max_compute_invocations_per_workgroup: adapter
+                    .max_compute_invocations_per_workgroup,
+                max_compute_workgroup_size_x: adapter.max_compute_workgroup_size_x,
+                max_compute_workgroup_size_y: adapter.max_compute_workgroup_size_y,
+                max_compute_workgroup_size_z: adapter.max_compute_workgroup_size_z,
+                max_compute_workgroups_per_dimension: adapter.max_compute_workgroups_per_dimension,
+                min_storage_buffer_offset_alignment: adapter.min_storage_buffer_offset_alignment,
+                ..base
+            },
+        }
+    }
+}
+
+/// What this crate asks a device for, of what the adapter has. Nothing here is needed to compute.
+pub(super) fn wanted_features(adapter: wgpu::Features) -> wgpu::Features {
+    adapter & wgpu::Features::TIMESTAMP_QUERY
+}
+
+/// What planning needs to know of a device. Plain data: a plan can be made for a device that is not there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Hardware or software.
+    pub device_type: wgpu::DeviceType,
+    /// Bytes of one binding at most.
+    pub max_binding_bytes: u64,
+    /// Bytes of one buffer at most.
+    pub max_buffer_bytes: u64,
+    /// Workgroup memory in bytes.
+    pub max_workgroup_bytes: u64,
+    /// Invocations of a workgroup at most.
+    pub max_invocations: u32,
+    /// Workgroups along one axis of a dispatch at most.
+    pub max_groups_per_axis: u32,
+    /// Storage buffers of one kernel at most.
+    pub max_storage_buffers: u32,
+    /// What the offset of a storage binding is a multiple of, in bytes.
+    pub storage_alignment: u64,
+    /// Smallest and largest subgroup of the adapter, in invocations.
+    pub subgroup_sizes: (u32, u32),
+    /// Whether passes can be timed on the GPU.
+    pub timestamps: bool,
+}
+
+impl Capabilities {
+    /// From what a device or an adapter says of itself.
+    pub fn new(info: &wgpu::AdapterInfo, limits: &wgpu::Limits, features: wgpu::Features) -> Self {
+        Capabilities {
+            device_type: info.device_type,
+            max_binding_bytes: limits.max_storage_buffer_binding_size,
+            max_buffer_bytes: limits.max_buffer_size,
+            max_workgroup_bytes: u64::from(limits.max_compute_workgroup_storage_size),
+            max_invocations: limits
+                .max_compute_invocations_per_workgroup
+                .min(limits.max_compute_workgroup_size_x),
+            max_groups_per_axis: limits.max_compute_workgroups_per_dimension,
+            max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
+            storage_alignment: u64::from(limits.min_storage_buffer_offset_alignment.max(4)),
+            subgroup_sizes: (info.subgroup_min_size, info.subgroup_max_size),
+            timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
+        }
+    }
+
+    /// What every WebGPU implementation has, on a device of this type.
+    pub fn webgpu_defaults(device_type: wgpu::DeviceType) -> Self {
+        let limits = wgpu::Limits::default();
+        Capabilities {
+            device_type,
+            max_binding_bytes: limits.max_storage_buffer_binding_size,
+            max_buffer_bytes: limits.max_buffer_size,
+            max_workgroup_bytes: u64::from(limits.max_compute_workgroup_storage_size),
+            max_invocations: limits.max_compute_invocations_per_workgroup,
+            max_groups_per_axis: limits.max_compute_workgroups_per_dimension,
+            max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
+            storage_alignment: u64::from(limits.min_storage_buffer_offset_alignment),
+            subgroup_sizes: (4, 128),
+            timestamps: false,
+        }
+    }
+
+    /// Whether the device can run a kernel in every configuration; if not, which limit is in the way.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LimitExceeded`] naming the limit.
+    pub fn can_run(&self, kernel: &Kernel) -> Result<()> {
+        let exceeded = |limit: &str, needed: u64, available: u64, unit| {
+            if needed <= available {
+                return Ok(());
+            }
+            Err(Error::LimitExceeded {
+                what: format!("kernel {}", kernel.name),
+                limit: limit.into(),
+                needed,
+                available,
+                unit,
+            })
+        };
+        exceeded(
+            "max_storage_buffers_per_shader_stage",
+            u64::from(kernel.storage_buffers()),
+            u64::from(self.max_storage_buffers),
+            "storage buffers",
+        )?;
+        for configuration in (kernel.configurations)() {
+            exceeded(
+                "max_compute_workgroup_storage_size",
+                (kernel.workgroup_bytes)(&configuration),
+                self.max_workgroup_bytes,
+                "bytes",
+            )?;
+            exceeded(
+                "max_compute_invocations_per_workgroup",
+                u64::from((kernel.invocations)(&configuration)),
+                u64::from(self.max_invocations),
+                "invocations",
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Whether at least one form of each operation runs.
+    pub(super) fn suffice(&self) -> Result<()> {
+        use crate::kernels::Operation;
+        for operation in [Operation::Linear, Operation::Attention] {
+            let mut refusal = Ok(());
+            let mut any = false;
+            for kernel in KERNELS
+                .iter()
+                .filter(|kernel| kernel.operation == operation)
+            {
+                match self.can_run(kernel) {
+                    Ok(()) => any = true,
+                    Err(error) => refusal = Err(error),
+                }
+            }
+            if !any {
+                return refusal;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an adapter is and has, without opening it.
+#[derive(Clone, Debug)]
+pub struct AdapterReport {
+    /// Name, driver, backend, type.
+    pub info: wgpu::AdapterInfo,
+    /// The features that it has.
+    pub features: wgpu::Features,
+    /// What planning would know of it.
+    pub capabilities: Capabilities,
+}
+
+impl fmt::Display for AdapterReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} ({}, {})",
+            self.info.name,
+            backend_name(self.info.backend),
+            device_type_name(self.info.device_type)
+        )
+    }
+}
+
+/// The backend as people write it, and as `WGPU_BACKEND` takes it.
+pub(crate) fn backend_name(backend: wgpu::Backend) -> &'static str {
+    backend.to_str()
+}
+
+/// The type of an adapter in one word.
+pub(crate) fn device_type_name(device_type: wgpu::DeviceType) -> &'static str {
+    match device_type {
+        wgpu::DeviceType::DiscreteGpu => "discrete GPU",
+        wgpu::DeviceType::IntegratedGpu => "integrated GPU",
+        wgpu::DeviceType::VirtualGpu => "virtual GPU",
+        wgpu::DeviceType::Cpu => "CPU",
+        wgpu::DeviceType::Other => "other",
+    }
+}
+
+impl AdapterReport {
+    fn new(adapter: &wgpu::Adapter) -> Self {
+        let (info, features) = (adapter.get_info(), adapter.features());
+        let limits = LimitProfile::Adapter.of(&adapter.limits());
+        AdapterReport {
+            capabilities: Capabilities::new(&info, &limits, features),
+            info,
+            features,
+        }
+    }
+
+    /// The backend's name.
+    pub fn backend(&self) -> &'static str {
+        backend_name(self.info.backend)
+    }
+
+    /// The type in words.
+    pub fn device_type(&self) -> &'static str {
+        device_type_name(self.info.device_type)
+    }
+}
+
+/// Every adapter that `options` and the environment let through, best first. Empty if there is none.
+///
+/// # Errors
+///
+/// [`Error::NoAdapter`] if `WGPU_BACKEND` names no backend.
+pub async fn adapters(options: &GpuOptions) -> Result<Vec<AdapterReport>> {
+    let (found, _) = enumerate(options).await?;
+    Ok(found.iter().map(AdapterReport::new).collect())
+}
+
+/// [`adapters`], waiting on this thread.
+///
+/// # Errors
+///
+/// As [`adapters`].
+#[cfg(not(target_family = "wasm"))]
+pub fn adapters_blocking(options: &GpuOptions) -> Result<Vec<AdapterReport>> {
+    pollster::block_on(adapters(options))
+}
+
+/// What to do where there is no adapter.
+pub fn install_hint() -> &'static str {
+    if cfg!(target_os = "linux") {
+        "Install the GPU vendor's Vulkan driver, or Mesa's (Debian, Ubuntu: apt-get install \
+         mesa-vulkan-drivers, which also brings lavapipe, a Vulkan driver that needs no GPU; or \
+         libegl1 libegl-mesa0 libgl1-mesa-dri for OpenGL)"
+    } else {
+        "Install the GPU vendor's driver"
+    }
+}
+
+/// Whether an adapter of this name is meant by `wanted`: part of the name, in any case.
+fn matching(name: &str, wanted: &str) -> bool {
+    name.to_lowercase().contains(&wanted.to_lowercase())
+}
+
+/// Adapters of the backends asked for, best first, before any name is looked at; and the backends.
+async fn enumerate(options: &GpuOptions) -> Result<(Vec<wgpu::Adapter>, wgpu::Backends)> {
+    let from_env = wgpu::Backends::from_env();
+    let backends = options
+        .backends
+        .or(from_env)
+        .unwrap_or(wgpu::Backends::all());
+    if backends.is_empty() {
+        return Err(Error::NoAdapter {
+            reason: format!(
+                "WGPU_BACKEND={:?} names no backend",
+                std::env::var("WGPU_BACKEND").unwrap_or_default()
+            ),
+            remedy: "Use a comma-separated list of vulkan, metal, dx12, gl, or unset it".into(),
+        });
+    }
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
+    descriptor.backends = backends;
+    let mut found = wgpu::Instance::new(descriptor)
+        .enumerate_adapters(backends)
+        .await;
+    found.sort_by_cached_key(|adapter| {
+        let info = adapter.get_info();
+        (rank(&info), info.name)
+    });
+    Ok((found, backends))
+}
+
+/// Smaller is better: hardware before software, discrete before integrated, OpenGL last of its kind.
+fn rank(info: &wgpu::AdapterInfo) -> (u32, u32) {
+    let device = match info.device_type {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu => 2,
+        wgpu::DeviceType::Other => 3,
+        wgpu::DeviceType::Cpu => 4,
+    };
+    let backend = match info.backend {
+        wgpu::Backend::Gl => 1,
+        wgpu::Backend::Noop => 2,
+        _ => 0,
+    };
+    (device, backend)
+}
+
+/// The adapters to try to open, best first: at least one.
+pub(super) async fn candidates(options: &GpuOptions) -> Result<Vec<wgpu::Adapter>> {
+    let (found, backends) = enumerate(options).await?;
+    let name = options.adapter_name.clone().or_else(|| {
+        let from_env = std::env::var("WGPU_ADAPTER_NAME");
+        from_env.ok().filter(|name| !name.is_empty())
+    });
+    let names: Vec<String> = found
+        .iter()
+        .map(|adapter| AdapterReport::new(adapter).to_string())
+        .collect();
+    if names.is_empty() {
+        return Err(Error::NoAdapter {
+            reason: format!("none found on {backends:?}"),
+            remedy: install_hint().into(),
+        });
+    }
+    let Some(wanted) = name else {
+        return Ok(found);
+    };
+    let chosen: Vec<wgpu::Adapter> = found
+        .into_iter()
+        .filter(|adapter| matching(&adapter.get_info().name, &wanted))
+        .collect();
+    if chosen.is_empty() {
+        return Err(Error::NoAdapter {
+            reason: format!(
+                "no adapter's name contains {wanted:?}; there is {}",
+                names.join(", ")
+            ),
+            remedy: "Give a part of one of these names".into(),
+        });
+    }
+    Ok(chosen)
+}

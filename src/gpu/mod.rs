@@ -1,0 +1,266 @@
+//! The device layer: opening or wrapping a GPU, and what is made once for all work on it.
+//!
+//! Objects by lifetime. *Made once*: [`Gpu`], with its pipelines and its parameter buffers. *Per tensor*:
+//! buffers ([`Tensor`](crate::Tensor)). *Per call*: bind groups, nothing else.
+
+mod adapter;
+mod pipeline;
+mod timing;
+mod transfer;
+
+#[cfg(not(target_family = "wasm"))]
+pub use adapter::adapters_blocking;
+pub use adapter::{AdapterReport, Capabilities, GpuOptions, LimitProfile, adapters, install_hint};
+pub(crate) use pipeline::{Argument, Call, Pipeline};
+pub use timing::{Span, Timestamps};
+
+use crate::{Error, Result};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// A GPU that this crate can compute on: a `wgpu` device and queue, and the pipelines made for them.
+///
+/// Cheap to clone, `Send + Sync`; clones share everything.
+#[derive(Clone)]
+pub struct Gpu(Arc<Inner>);
+
+struct Inner {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    info: wgpu::AdapterInfo,
+    capabilities: Capabilities,
+    pipelines: pipeline::PipelineCache,
+    params: pipeline::ParamsCache,
+    /// Bound where a kernel has a binding that a call does not use: no binding may be empty.
+    unused: wgpu::Buffer,
+    #[cfg(not(target_family = "wasm"))]
+    poller: transfer::Poller,
+    in_flight: transfer::InFlight,
+    lost: Arc<OnceLock<String>>,
+    allocated: AtomicU64,
+    peak_allocated: AtomicU64,
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gpu")
+            .field("adapter", &self.0.info.name)
+            .field("backend", &self.0.info.backend)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Gpu {
+    /// Opens the best adapter that `options` and the environment allow: hardware before software, discrete
+    /// before integrated, Vulkan, Metal and DirectX 12 before OpenGL.
+    ///
+    /// `WGPU_BACKEND` (a comma-separated list such as `vulkan,gl`) and `WGPU_ADAPTER_NAME` (part of a name,
+    /// in any case) are obeyed where `options` does not say otherwise.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoAdapter`] if there is none or none matches, with what was looked for, what was found and
+    /// what to install; [`Error::DeviceRefused`] if every one that matches refuses to open.
+    pub async fn open(options: &GpuOptions) -> Result<Self> {
+        let candidates = adapter::candidates(options).await?;
+        let mut refusal = None;
+        for candidate in candidates {
+            match Self::open_adapter(&candidate, options.limits).await {
+                Ok(gpu) => return Ok(gpu),
+                Err(error) => {
+                    log::warn!("{error}; trying the next adapter");
+                    refusal.get_or_insert(error);
+                }
+            }
+        }
+        Err(refusal.unwrap_or_else(|| Error::NoAdapter {
+            reason: "no adapter is left to try".into(),
+            remedy: install_hint().into(),
+        }))
+    }
+
+    /// [`open`](Self::open), waiting on this thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    #[cfg(not(target_family = "wasm"))]
+    pub fn open_blocking(options: &GpuOptions) -> Result<Self> {
+        pollster::block_on(Self::open(options))
+    }
+
+    async fn open_adapter(candidate: &wgpu::Adapter, limits: LimitProfile) -> Result<Self> {
+        let info = candidate.get_info();
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("wgpu-attention"),
+            required_features: adapter::wanted_features(candidate.features()),
+            required_limits: limits.of(&candidate.limits()),
+            ..Default::default()
+        };
+        let (device, queue) = candidate
+            .request_device(&descriptor)
+            .await
+            .map_err(|error| Error::DeviceRefused {
+                adapter: info.name.clone(),
+                message: error.to_string(),
+            })?;
+        let lost = Arc::new(OnceLock::new());
+        let told = lost.clone();
+        device.set_device_lost_callback(move |_, message| {
+            let _ = told.set(message);
+        });
+        // What escapes every error scope is reported to whoever is listening instead of ending the program.
+        device.on_uncaptured_error(Arc::new(|error: wgpu::Error| log::error!("wgpu: {error}")));
+        log::info!("opened {} ({:?})", info.name, info.backend);
+        Self::build(device, queue, lost)
+    }
+
+    /// Wraps a device that the application already has. Nothing about it is changed: no callback is
+    /// replaced, and it may be used elsewhere at the same time.
+    ///
+    /// Every feature and limit is taken from the device, so request the limits you need when opening it
+    /// (wgpu's default limits bind at most 128 MiB in one piece).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LimitExceeded`] if the device's limits are too low for every kernel of this crate.
+    pub fn from_device(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
+        Self::build(device, queue, Arc::new(OnceLock::new()))
+    }
+
+    fn build(
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        lost: Arc<OnceLock<String>>,
+    ) -> Result<Self> {
+        let info = device.adapter_info();
+        let capabilities = Capabilities::new(&info, &device.limits(), device.features());
+        capabilities.suffice()?;
+        let unused = device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("wgpu-attention: unused binding"),
+            size: 256,
+            usage: wgpu::BufferUsages::STORAGE,
+            mapped_at_creation: false,
+        });
+        Ok(Gpu(Arc::new(Inner {
+            #[cfg(not(target_family = "wasm"))]
+            poller: transfer::Poller::new(device.clone()),
+            device,
+            queue,
+            info,
+            capabilities,
+            pipelines: Default::default(),
+            params: Default::default(),
+            unused,
+            in_flight: Default::default(),
+            lost,
+            allocated: AtomicU64::new(0),
+            peak_allocated: AtomicU64::new(0),
+        })))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &wgpu::Device {
+        &self.0.device
+    }
+
+    /// The queue.
+    pub fn queue(&self) -> &wgpu::Queue {
+        &self.0.queue
+    }
+
+    /// The adapter's name, driver, backend and type.
+    pub fn adapter_info(&self) -> &wgpu::AdapterInfo {
+        &self.0.info
+    }
+
+    /// What planning needs to know of this device.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.0.capabilities
+    }
+
+    /// Bytes of GPU memory that tensors made through this `Gpu` hold now.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.0.allocated.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes that tensors made through this `Gpu` ever held at once.
+    pub fn peak_allocated_bytes(&self) -> u64 {
+        self.0.peak_allocated.load(Ordering::Relaxed)
+    }
+
+    /// Pipelines made so far.
+    pub fn pipeline_count(&self) -> usize {
+        self.0.pipelines.len()
+    }
+
+    /// Whether two handles are clones of one `Gpu`.
+    pub fn same_as(&self, other: &Gpu) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// [`Error::DeviceLost`] if the driver has said so.
+    pub(crate) fn alive(&self) -> Result<()> {
+        match self.0.lost.get() {
+            Some(reason) => Err(Error::DeviceLost {
+                reason: reason.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn note_allocated(&self, bytes: u64) {
+        let now = self.0.allocated.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.0.peak_allocated.fetch_max(now, Ordering::Relaxed);
+    }
+
+    pub(crate) fn note_freed(&self, bytes: u64) {
+        self.0.allocated.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Runs `make` in error scopes of its own, so that wgpu's errors come back as `Err`.
+    ///
+    /// Off the web a scope knows its error at once. On the web it will know later: there an error of this
+    /// kind reaches the device's own handler instead.
+    pub(crate) fn checked<T>(
+        &self,
+        what: &str,
+        bytes: u64,
+        make: impl FnOnce(&wgpu::Device) -> T,
+    ) -> Result<T> {
+        self.alive()?;
+        let device = &self.0.device;
+        let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let made = make(device);
+        let errors = [
+            now(memory.pop()),
+            now(validation.pop()),
+            now(internal.pop()),
+        ];
+        match errors.into_iter().flatten().next() {
+            None => Ok(made),
+            Some(wgpu::Error::OutOfMemory { .. }) => Err(Error::OutOfMemory {
+                what: what.to_string(),
+                bytes,
+            }),
+            Some(error) => {
+                self.alive()?;
+                Err(Error::Validation {
+                    what: what.to_string(),
+                    message: error.to_string(),
+                })
+            }
+        }
+    }
+}
+
+/// The value of a future that is ready now; `None` if it is not.
+fn now<T>(future: impl Future<Output = Option<T>>) -> Option<T> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::pin!(future).poll(&mut context) {
+        std::task::Poll::Ready(value) => value,
+        std::task::Poll::Pending => None,
+    }
+}

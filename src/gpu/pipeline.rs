@@ -1,0 +1,244 @@
+//! Pipelines and parameter buffers, made once and kept; and the one way a kernel is dispatched.
+
+use super::Gpu;
+use super::transfer::lock;
+use crate::kernels::{Access, Configuration, Kernel};
+use crate::tensor::Bound;
+use crate::{Error, Result};
+use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex};
+
+/// A compiled configuration of a kernel.
+pub(crate) struct Pipeline {
+    kernel: &'static Kernel,
+    pipeline: wgpu::ComputePipeline,
+    layout: wgpu::BindGroupLayout,
+}
+
+/// Pipelines by their whole text: whatever is baked into a shader is in its text, so nothing can be left out.
+#[derive(Default)]
+pub(super) struct PipelineCache(Mutex<HashMap<String, Arc<Pipeline>>>);
+
+impl PipelineCache {
+    pub(super) fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+}
+
+/// Parameter buffers by their content. A buffer is never written after it was made, so calls that were
+/// encoded before one submit cannot see each other's parameters; and a call whose parameters were seen
+/// before allocates nothing.
+#[derive(Default)]
+pub(super) struct ParamsCache(Mutex<ParamsBuffers>);
+
+#[derive(Default)]
+struct ParamsBuffers {
+    by_content: HashMap<Vec<u8>, wgpu::Buffer>,
+    oldest_first: VecDeque<Vec<u8>>,
+}
+
+/// Parameter buffers that are kept (of about 100 bytes each). Those that fall out live on in the
+/// bind groups that use them.
+const MOST_PARAMS: usize = 1024;
+
+/// What is bound to one storage binding.
+#[derive(Clone, Copy)]
+pub(crate) enum Argument<'a> {
+    /// Part of a tensor's buffer.
+    Tensor(&'a wgpu::Buffer, Bound),
+    /// The kernel has the binding, this call does not use it.
+    Unused,
+}
+
+/// One dispatch to be encoded.
+pub(crate) struct Call<'a> {
+    pub(crate) label: &'a str,
+    /// One for each storage binding of the kernel, in order.
+    pub(crate) arguments: &'a [Argument<'a>],
+    /// The parameter struct.
+    pub(crate) params: &'a [u8],
+    pub(crate) grid: [u32; 3],
+    pub(crate) timestamps: Option<wgpu::ComputePassTimestampWrites<'a>>,
+}
+
+impl Gpu {
+    /// The pipeline of a kernel's configuration: from the cache, or compiled now.
+    pub(crate) fn pipeline(
+        &self,
+        kernel: &'static Kernel,
+        configuration: &Configuration,
+    ) -> Result<Arc<Pipeline>> {
+        let source = kernel
+            .assemble(configuration)
+            .map_err(|error| Error::Shader {
+                kernel: kernel.name.into(),
+                message: error.to_string(),
+            })?;
+        if let Some(pipeline) = lock(&self.0.pipelines.0).get(&source) {
+            return Ok(pipeline.clone());
+        }
+        // Compiled outside the lock, since it may take a second; should two threads compile the same text at
+        // once, the first one's is kept.
+        let started = std::time::Instant::now();
+        let pipeline = Arc::new(self.compile(kernel, &source)?);
+        log::debug!(
+            "compiled {} ({configuration}) in {:.0} ms",
+            kernel.name,
+            started.elapsed().as_secs_f64() * 1e3
+        );
+        let mut cache = lock(&self.0.pipelines.0);
+        Ok(cache.entry(source).or_insert(pipeline).clone())
+    }
+
+    fn compile(&self, kernel: &'static Kernel, source: &str) -> Result<Pipeline> {
+        self.alive()?;
+        let made = self.checked(kernel.name, 0, |device| {
+            let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+                label: Some(kernel.name),
+                source: wgpu::ShaderSource::Wgsl(source.into()),
+            });
+            let entries: Vec<wgpu::BindGroupLayoutEntry> = kernel
+                .bindings
+                .iter()
+                .zip(0..)
+                .map(|(binding, number)| wgpu::BindGroupLayoutEntry {
+                    binding: number,
+                    visibility: wgpu::ShaderStages::COMPUTE,
+                    ty: wgpu::BindingType::Buffer {
+                        ty: match binding.access {
+                            Access::Read => wgpu::BufferBindingType::Storage { read_only: true },
+                            Access::Write => wgpu::BufferBindingType::Storage { read_only: false },
+                            Access::Params => wgpu::BufferBindingType::Uniform,
+                        },
+                        has_dynamic_offset: false,
+                        min_binding_size: match binding.access {
+                            Access::Params => NonZeroU64::new(kernel.params.size as u64),
+                            _ => None,
+                        },
+                    },
+                    count: None,
+                })
+                .collect();
+            let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+                label: Some(kernel.name),
+                entries: &entries,
+            });
+            let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+                label: Some(kernel.name),
+                bind_group_layouts: &[Some(&layout)],
+                immediate_size: 0,
+            });
+            let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label: Some(kernel.name),
+                layout: Some(&pipeline_layout),
+                module: &module,
+                entry_point: Some(kernel.name),
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    // Every kernel writes its workgroup memory before it reads it.
+                    zero_initialize_workgroup_memory: false,
+                    ..Default::default()
+                },
+                cache: None,
+            });
+            Pipeline {
+                kernel,
+                pipeline,
+                layout,
+            }
+        });
+        made.map_err(|error| match error {
+            Error::Validation { what, message } => Error::Shader {
+                kernel: what,
+                message,
+            },
+            other => other,
+        })
+    }
+
+    /// The uniform buffer that holds `content`.
+    fn params_buffer(&self, content: &[u8]) -> Result<wgpu::Buffer> {
+        let mut cache = lock(&self.0.params.0);
+        if let Some(buffer) = cache.by_content.get(content) {
+            return Ok(buffer.clone());
+        }
+        let size = content.len().next_multiple_of(16) as u64;
+        let buffer = self.checked("parameters", size, |device| {
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("wgpu-attention: parameters"),
+                size,
+                usage: wgpu::BufferUsages::UNIFORM,
+                mapped_at_creation: true,
+            })
+        })?;
+        buffer
+            .get_mapped_range_mut(..)
+            .map_err(|error| self.lost(error.to_string()))?
+            .slice(..content.len())
+            .copy_from_slice(content);
+        buffer.unmap();
+        if cache.oldest_first.len() >= MOST_PARAMS
+            && let Some(oldest) = cache.oldest_first.pop_front()
+        {
+            cache.by_content.remove(&oldest);
+        }
+        cache.oldest_first.push_back(content.to_vec());
+        cache.by_content.insert(content.to_vec(), buffer.clone());
+        Ok(buffer)
+    }
+
+    /// Records one dispatch, in a compute pass of its own, into the caller's encoder. wgpu orders passes
+    /// that touch the same buffer: what this one writes the next one sees.
+    pub(crate) fn record(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        pipeline: &Pipeline,
+        call: Call<'_>,
+    ) -> Result<()> {
+        let params = self.params_buffer(call.params)?;
+        let mut storage = call.arguments.iter();
+        let entries: Vec<wgpu::BindGroupEntry> = pipeline
+            .kernel
+            .bindings
+            .iter()
+            .zip(0..)
+            .map(|(binding, number)| {
+                let whole = |buffer| wgpu::BufferBinding {
+                    buffer,
+                    offset: 0,
+                    size: None,
+                };
+                let bound = match binding.access {
+                    Access::Params => whole(&params),
+                    _ => match storage.next().unwrap_or(&Argument::Unused) {
+                        Argument::Tensor(buffer, bound) => wgpu::BufferBinding {
+                            buffer,
+                            offset: bound.offset,
+                            size: NonZeroU64::new(bound.size),
+                        },
+                        Argument::Unused => whole(&self.0.unused),
+                    },
+                };
+                wgpu::BindGroupEntry {
+                    binding: number,
+                    resource: wgpu::BindingResource::Buffer(bound),
+                }
+            })
+            .collect();
+        self.checked(call.label, 0, |device| {
+            let bind_group = device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: Some(call.label),
+                layout: &pipeline.layout,
+                entries: &entries,
+            });
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
+                label: Some(call.label),
+                timestamp_writes: call.timestamps,
+            });
+            pass.set_pipeline(&pipeline.pipeline);
+            pass.set_bind_group(0, &bind_group, &[]);
+            let [x, y, z] = call.grid;
+            pass.dispatch_workgroups(x, y, z);
+        })
+    }
+}

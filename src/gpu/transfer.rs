@@ -1,0 +1,216 @@
+//! Buffers to and from the GPU: allocation, upload, read-back, submission.
+
+use super::Gpu;
+use crate::{Error, Result};
+use std::collections::VecDeque;
+#[cfg(not(target_family = "wasm"))]
+use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// wgpu copies whole words.
+pub(crate) const COPY_ALIGNMENT: u64 = wgpu::COPY_BUFFER_ALIGNMENT;
+
+/// Submissions of [`Gpu::submit`] that may be unfinished at once. Beyond, memory of finished work would pile up.
+const MOST_IN_FLIGHT: usize = 32;
+
+/// A lock that a panic elsewhere does not spoil: the data behind each of them is whole at every step.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The last submissions of this crate's own, oldest first.
+#[derive(Default)]
+pub(super) struct InFlight(Mutex<VecDeque<wgpu::SubmissionIndex>>);
+
+impl Gpu {
+    /// Allocates a buffer for `bytes` bytes, rounded up to whole words and to at least one.
+    pub(crate) fn allocate(&self, what: &str, bytes: u64) -> Result<wgpu::Buffer> {
+        let size = bytes
+            .max(COPY_ALIGNMENT)
+            .checked_next_multiple_of(COPY_ALIGNMENT)
+            .unwrap_or(u64::MAX);
+        let available = self.capabilities().max_buffer_bytes;
+        if size > available {
+            return Err(Error::limit_bytes(what, "max_buffer_size", size, available));
+        }
+        self.checked(what, size, |device| {
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some(what),
+                size,
+                usage: wgpu::BufferUsages::STORAGE
+                    | wgpu::BufferUsages::COPY_SRC
+                    | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        })
+    }
+
+    /// Writes `bytes` to the start of `buffer`, before the next submission.
+    pub(crate) fn write(
+        &self,
+        what: &str,
+        buffer: &wgpu::Buffer,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let whole = bytes.len() - bytes.len() % COPY_ALIGNMENT as usize;
+        let (words, rest) = bytes.split_at(whole);
+        self.checked(what, bytes.len() as u64, |_| {
+            if !words.is_empty() {
+                self.queue().write_buffer(buffer, offset, words);
+            }
+            if !rest.is_empty() {
+                let mut last = [0u8; COPY_ALIGNMENT as usize];
+                last[..rest.len()].copy_from_slice(rest);
+                self.queue()
+                    .write_buffer(buffer, offset + whole as u64, &last);
+            }
+        })
+    }
+
+    /// Submits work. Off the web, if 32 submissions made through this crate are unfinished, waits for the
+    /// oldest of them first, so that a caller who never waits does not fill the memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Validation`] with wgpu's words if the commands are unsound (a caller's own buffer was
+    /// destroyed, say), [`Error::DeviceLost`].
+    pub fn submit(&self, commands: wgpu::CommandBuffer) -> Result<wgpu::SubmissionIndex> {
+        let index = self.checked("submission", 0, |_| self.queue().submit([commands]))?;
+        let oldest = {
+            let mut in_flight = lock(&self.0.in_flight.0);
+            in_flight.push_back(index.clone());
+            if in_flight.len() > MOST_IN_FLIGHT {
+                in_flight.pop_front()
+            } else {
+                None
+            }
+        };
+        match oldest {
+            Some(oldest) => self.wait_for(oldest)?,
+            // Lets wgpu free what finished work held.
+            None => drop(self.device().poll(wgpu::PollType::Poll)),
+        }
+        Ok(index)
+    }
+
+    /// Waits until `submission` is done. On the web, where nothing may wait, returns at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DeviceLost`].
+    pub fn wait_for(&self, submission: wgpu::SubmissionIndex) -> Result<()> {
+        let wait = wgpu::PollType::Wait {
+            submission_index: Some(submission),
+            timeout: None,
+        };
+        self.device()
+            .poll(wait)
+            .map_err(|error| self.lost(error.to_string()))?;
+        self.alive()
+    }
+
+    pub(crate) fn lost(&self, words: String) -> Error {
+        match self.alive() {
+            Err(error) => error,
+            Ok(()) => Error::DeviceLost { reason: words },
+        }
+    }
+
+    /// Copies `bytes` bytes of `buffer` from `offset` (a multiple of 4) to the host, after all work submitted so far.
+    pub(crate) async fn read(
+        &self,
+        buffer: &wgpu::Buffer,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Vec<u8>> {
+        if bytes == 0 {
+            return Ok(Vec::new());
+        }
+        let size = bytes.next_multiple_of(COPY_ALIGNMENT);
+        let (sender, receiver) = futures_channel::oneshot::channel();
+        let (staging, index) = self.checked("read-back", size, |device| {
+            let staging = device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("wgpu-attention: read-back"),
+                size,
+                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            });
+            let mut encoder = device.create_command_encoder(&Default::default());
+            encoder.copy_buffer_to_buffer(buffer, offset, &staging, 0, size);
+            let index = self.queue().submit([encoder.finish()]);
+            staging.map_async(wgpu::MapMode::Read, .., move |result| {
+                // Whoever awaited may have given up: then nobody is told.
+                let _ = sender.send(result);
+            });
+            (staging, index)
+        })?;
+        #[cfg(not(target_family = "wasm"))]
+        self.0.poller.watch(index)?;
+        #[cfg(target_family = "wasm")]
+        drop(index);
+        match receiver.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(self.lost(error.to_string())),
+            Err(_) => return Err(self.lost("a read-back was dropped unfinished".into())),
+        }
+        let mapped = staging
+            .get_mapped_range(..)
+            .map_err(|error| self.lost(error.to_string()))?;
+        let mut host = mapped.to_vec();
+        host.truncate(bytes as usize);
+        Ok(host)
+    }
+}
+
+/// A thread that waits for submissions, so that a future which awaits a read-back needs neither a busy loop
+/// nor an executor that may be blocked. Started by the first read-back, ended with the last [`Gpu`].
+#[cfg(not(target_family = "wasm"))]
+pub(super) struct Poller {
+    device: wgpu::Device,
+    channel: Mutex<Option<mpsc::Sender<wgpu::SubmissionIndex>>>,
+}
+
+#[cfg(not(target_family = "wasm"))]
+impl Poller {
+    pub(super) fn new(device: wgpu::Device) -> Self {
+        Poller {
+            device,
+            channel: Mutex::new(None),
+        }
+    }
+
+    /// Sees to it that the callbacks of `submission` are called when it is done.
+    fn watch(&self, submission: wgpu::SubmissionIndex) -> Result<()> {
+        let mut channel = lock(&self.channel);
+        let sender = match channel.take() {
+            Some(sender) => sender,
+            None => self.start()?,
+        };
+        // The thread ends only when its channel does, and this end of it is here.
+        let _ = sender.send(submission);
+        *channel = Some(sender);
+        Ok(())
+    }
+
+    fn start(&self) -> Result<mpsc::Sender<wgpu::SubmissionIndex>> {
+        let (sender, submissions) = mpsc::channel();
+        let device = self.device.clone();
+        std::thread::Builder::new()
+            .name("wgpu-attention poller".into())
+            .spawn(move || {
+                for submission in submissions {
+                    // An error means that the device is gone: its callbacks then say so themselves.
+                    let _ = device.poll(wgpu::PollType::Wait {
+                        submission_index: Some(submission),
+                        timeout: None,
+                    });
+                }
+            })
+            .map_err(|source| Error::Io {
+                path: "a thread that waits for the GPU".into(),
+                source,
+            })?;
+        Ok(sender)
+    }
+}

@@ -1,0 +1,24 @@
+//! Descriptor of `shaders/linear_lanes.wgsl`.
+
+use super::*;
+
+pub(super) static KERNEL: Kernel = Kernel {
+    name: "linear_lanes",
+    operation: Operation::Linear,
+    form: Form::Lanes,
+    summary: "y = x Wᵀ + b, a row per SIMD lane, weights read by all lanes at once",
+    source: include_str!("../../shaders/linear_lanes.wgsl"),
+    fragments: &[&GRID, &LINEAR_PARAMS],
+    bindings: &[read("x"), read("weight"), read("bias"), write("y"), PARAMS],
+    params: LinearParams::LAYOUT,
+    configurations: || vec![configuration(1), configuration(8)],
+    workgroup_bytes: |_| 0,
+    invocations: |configuration| configuration.get("LANES"),
+};
+
+fn configuration(rows: u32) -> Configuration {
+    Configuration {
+        consts: vec![("ROWS", rows), ("COLUMNS", 16), ("LANES", 8)],
+        rules: Vec::new(),
+    }
+}

@@ -1,0 +1,27 @@
+//! Descriptor of `shaders/linear_tiled.wgsl`.
+
+use super::*;
+
+pub(super) static KERNEL: Kernel = Kernel {
+    name: "linear_tiled",
+    operation: Operation::Linear,
+    form: Form::Tiled,
+    summary: "y = x Wᵀ + b, tiles of x and W in workgroup memory",
+    source: include_str!("../../shaders/linear_tiled.wgsl"),
+    fragments: &[&GRID, &LINEAR_PARAMS],
+    bindings: &[read("x"), read("weight"), read("bias"), write("y"), PARAMS],
+    params: LinearParams::LAYOUT,
+    configurations: || vec![configuration(2, 2), configuration(4, 4)],
+    workgroup_bytes: |configuration| {
+        let tile = |side: &str| 16 * configuration.get(side) + 1;
+        u64::from(4 * 16 * (tile("ROWS") + tile("COLUMNS")))
+    },
+    invocations: |_| 256,
+};
+
+fn configuration(rows: u32, columns: u32) -> Configuration {
+    Configuration {
+        consts: vec![("ROWS", rows), ("COLUMNS", columns)],
+        rules: Vec::new(),
+    }
+}

@@ -1,0 +1,83 @@
+//! Multi-head attention as hand-written WGSL compute kernels, on any vendor's GPU through [`wgpu`].
+//!
+//! ```no_run
+//! use wgpu_attention::{Gpu, LayerConfig, LayerWeights, MultiHeadAttention, Projection, QkvWeights};
+//!
+//! # fn main() -> wgpu_attention::Result<()> {
+//! let gpu = Gpu::open_blocking(&Default::default())?;
+//! let (d_in, d_out, heads) = (3, 18, 2);
+//! let qkv = vec![0.1; 3 * d_out * d_in]; // (3 * d_out, d_in), as nn.Linear keeps it
+//! let output = vec![0.2; d_out * d_out];
+//! let layer = MultiHeadAttention::new(
+//!     &gpu,
+//!     LayerConfig::new(d_in, d_out, heads).causal(true),
+//!     &LayerWeights {
+//!         qkv: QkvWeights::Fused(Projection::new(&qkv)),
+//!         output: Some(Projection::new(&output)),
+//!     },
+//! )?;
+//! let x = vec![1.0; 5 * 6 * d_in]; // a batch of 5 sequences of 6 tokens
+//! let y = layer.forward_host_blocking(&x, 5, 6, None)?;
+//! assert_eq!(y.len(), 5 * 6 * d_out);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Objects by lifetime
+//!
+//! | made | object | holds |
+//! | --- | --- | --- |
+//! | once | [`Gpu`] | device, queue, pipelines; opened here or wrapped around the application's own device |
+//! | once | [`MultiHeadAttention`] | the weights, on the GPU |
+//! | per shape | [`LayerPlan`], [`Linear`], [`Attention`] | the [`Plan`] (which kernel, and why), its pipeline, memory between dispatches |
+//! | per call | [`MultiHeadAttention::encode`] | nothing: it records into the caller's encoder |
+//!
+//! Everything convenient ([`MultiHeadAttention::forward`], host slices, the blocking twins) is built on
+//! `encode`. What waits for the GPU is `async`; twins that end in `_blocking` exist off the web.
+//!
+//! # What a result means
+//!
+//! f32 in, f32 out: within `1e-5 + 1e-4 * |ref|` of the [`reference`](mod@reference) in f64. The same call twice gives the same
+//! bits. A key that is hidden adds nothing, whatever lies there, NaN included; a row that sees no key gives 0.
+//! Memory grows with the number of tokens, not with its square.
+//!
+//! # Features
+//!
+//! - `cli` (default): the program `wgpu-attention`. An embedder turns it off with `default-features = false`.
+//! - `safetensors` (part of `cli`): golden case files (`case`), safetensors files (`tensor_file`) and the
+//!   weights of layers in them (`checkpoint`).
+
+mod attention;
+#[cfg(feature = "safetensors")]
+pub mod case;
+#[cfg(feature = "safetensors")]
+pub mod checkpoint;
+pub mod compare;
+mod error;
+mod gpu;
+pub mod kernels;
+mod layer;
+mod linear;
+mod plan;
+pub mod reference;
+mod tensor;
+#[cfg(feature = "safetensors")]
+pub mod tensor_file;
+
+pub use attention::{Attention, AttentionArguments, AttentionProblem, CausalAlignment};
+pub use error::{Error, Result};
+#[cfg(not(target_family = "wasm"))]
+pub use gpu::adapters_blocking;
+pub use gpu::{
+    AdapterReport, Capabilities, Gpu, GpuOptions, LimitProfile, Span, Timestamps, adapters,
+    install_hint,
+};
+pub use layer::{
+    HeadProjections, LayerArguments, LayerConfig, LayerPlan, LayerWeights, MatrixLayout,
+    MultiHeadAttention, Projection, QkvWeights, Step,
+};
+pub use linear::{Linear, LinearArguments, LinearProblem};
+pub use plan::Plan;
+pub use tensor::{Element, ElementType, Tensor, TensorView};
+
+pub use wgpu;

@@ -1,0 +1,340 @@
+//! `y = x Wᵀ + b`: the projections.
+
+use crate::gpu::{Argument, Call, Capabilities, Gpu, Pipeline};
+use crate::kernels::{Configuration, Form, Kernel, LinearParams, Operation};
+use crate::plan::{Plan, choose_kernel, fold, size};
+use crate::tensor::{ElementType, Tensor, TensorView, shape_text};
+use crate::{Error, Result};
+use std::sync::Arc;
+
+/// A projection of `batch * tokens` rows from `d_in` to `d_out` channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LinearProblem {
+    /// Batch items.
+    pub batch: usize,
+    /// Rows of a batch item.
+    pub tokens: usize,
+    /// Channels of x.
+    pub d_in: usize,
+    /// Channels of y.
+    pub d_out: usize,
+    /// The form of the kernel; `None` leaves it to the planner.
+    pub form: Option<Form>,
+}
+
+impl LinearProblem {
+    /// Chooses kernel, configuration and grid for a device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LimitExceeded`] for what does not fit the device or 32-bit counting.
+    pub fn plan(&self, capabilities: &Capabilities) -> Result<Plan> {
+        let (kernel, reason) = choose_kernel(Operation::Linear, capabilities, self.form)?;
+        let rows = self.batch as u64 * self.tokens as u64;
+        let (configuration, why) = configure(kernel, rows);
+        let (tile_m, tile_n) = tile(kernel.form, &configuration);
+        for (name, value) in [
+            ("batch", self.batch),
+            ("tokens", self.tokens),
+            ("d_in", self.d_in),
+            ("d_out", self.d_out),
+        ] {
+            size(name, value)?;
+        }
+        size(
+            "batch * tokens",
+            usize::try_from(rows).unwrap_or(usize::MAX),
+        )?;
+        let groups = rows.div_ceil(tile_m) * (self.d_out as u64).div_ceil(tile_n);
+        let grid = fold(groups, capabilities, "linear")?;
+        let plan = Plan {
+            kernel,
+            configuration,
+            grid,
+            groups: groups as u32,
+            flops: (2 * rows * self.d_in as u64).saturating_mul(self.d_out as u64),
+            workspace_bytes: 0,
+            reason: format!("{reason}; {why}"),
+        };
+        log::debug!("{self:?} -> {plan}");
+        Ok(plan)
+    }
+}
+
+/// The configuration for that many rows, and why. Small tiles where large ones would be mostly empty.
+fn configure(kernel: &Kernel, rows: u64) -> (Configuration, String) {
+    let configurations = (kernel.configurations)();
+    let fits = |configuration: &&Configuration| tile(kernel.form, configuration).0 <= rows.max(1);
+    // They are listed from the smallest tile to the largest.
+    let chosen = configurations.iter().rev().find(fits);
+    let chosen = chosen.or(configurations.first()).cloned();
+    let configuration = chosen.unwrap_or(Configuration {
+        consts: Vec::new(),
+        rules: Vec::new(),
+    });
+    let (tile_m, tile_n) = tile(kernel.form, &configuration);
+    let why = format!("{rows} rows in tiles of {tile_m} x {tile_n}");
+    (configuration, why)
+}
+
+/// Rows and columns of y that one workgroup computes.
+fn tile(form: Form, configuration: &Configuration) -> (u64, u64) {
+    let (rows, columns) = (configuration.get("ROWS"), configuration.get("COLUMNS"));
+    let (m, n) = match form {
+        Form::Tiled => (16 * rows, 16 * columns),
+        Form::Lanes => (configuration.get("LANES") * rows, columns),
+    };
+    (u64::from(m.max(1)), u64::from(n.max(1)))
+}
+
+/// The operands of a [`Linear`]. Every view may have any strides and begin anywhere.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearArguments<'a> {
+    /// `(B, T, d_in)`, f32.
+    pub x: &'a TensorView,
+    /// `(d_out, d_in)`, f32, as `nn.Linear` keeps it. For a `(d_in, d_out)` matrix pass its permuted view.
+    pub weight: &'a TensorView,
+    /// `(d_out)`, f32.
+    pub bias: Option<&'a TensorView>,
+    /// `(B, T, d_out)`, f32; overwritten. May not share a buffer with the others.
+    pub y: &'a TensorView,
+}
+
+/// A projection that is compiled for one shape, ready to be encoded any number of times.
+#[derive(Clone)]
+pub struct Linear {
+    gpu: Gpu,
+    problem: LinearProblem,
+    plan: Plan,
+    pipeline: Arc<Pipeline>,
+}
+
+impl Linear {
+    /// Plans the problem for this GPU and compiles what it needs.
+    ///
+    /// # Errors
+    ///
+    /// As [`LinearProblem::plan`], and [`Error::Shader`] if the driver refuses the kernel.
+    pub fn new(gpu: &Gpu, problem: LinearProblem) -> Result<Self> {
+        Self::from_plan(gpu, problem, problem.plan(gpu.capabilities())?)
+    }
+
+    /// Compiles a plan that the caller has changed: another configuration, or a kernel of their own that takes
+    /// the bindings and parameters of the one it replaces. Nothing checks that its grid still covers the problem.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shader`] if the kernel is refused.
+    pub fn from_plan(gpu: &Gpu, problem: LinearProblem, plan: Plan) -> Result<Self> {
+        Ok(Linear {
+            pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
+            gpu: gpu.clone(),
+            problem,
+            plan,
+        })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Records the projection into an encoder. Submits nothing and waits for nothing; allocates nothing on
+    /// the GPU unless views are laid out as never before (then one parameter buffer of about 100 bytes).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`], [`Error::Type`], [`Error::Layout`], [`Error::OtherDevice`],
+    /// [`Error::LimitExceeded`] if an operand is larger than the device can bind. Nothing was recorded then.
+    pub fn encode(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        arguments: LinearArguments<'_>,
+    ) -> Result<()> {
+        self.encode_timed(encoder, arguments, None)
+    }
+
+    /// [`encode`](Self::encode), with timestamps around the pass.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_timed(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        arguments: LinearArguments<'_>,
+        timestamps: Option<wgpu::ComputePassTimestampWrites<'_>>,
+    ) -> Result<()> {
+        let LinearArguments { x, weight, bias, y } = arguments;
+        let LinearProblem {
+            batch,
+            tokens,
+            d_in,
+            d_out,
+            ..
+        } = self.problem;
+        let inputs = [("x", Some(x)), ("weight", Some(weight)), ("bias", bias)];
+        x.expect_shape("x", &[batch, tokens, d_in])?;
+        weight.expect_shape("weight", &[d_out, d_in])?;
+        if let Some(bias) = bias {
+            bias.expect_shape("bias", &[d_out])?;
+            expect_contiguous_last("bias", bias)?;
+        }
+        y.expect_shape("y", &[batch, tokens, d_out])?;
+        check_operands(&self.gpu, &inputs, ("y", y))?;
+        let Some(grid) = self.plan.grid else {
+            return Ok(());
+        };
+
+        let bound = |name, view: Option<&TensorView>| match view {
+            Some(view) => view.bind(name),
+            None => Ok(None),
+        };
+        let [x_at, weight_at, bias_at, y_at] = [
+            bound("x", Some(x))?,
+            bound("weight", Some(weight))?,
+            bound("bias", bias)?,
+            bound("y", Some(y))?,
+        ];
+        let first = |bound: Option<crate::tensor::Bound>| bound.map_or(0, |bound| bound.first);
+        let (_, tile_n) = tile(self.plan.kernel.form, &self.plan.configuration);
+        let params = LinearParams {
+            rows: (batch * tokens) as u32,
+            tokens: tokens as u32,
+            d_in: d_in as u32,
+            d_out: d_out as u32,
+            has_bias: u32::from(bias.is_some()),
+            column_tiles: (d_out as u64).div_ceil(tile_n) as u32,
+            groups: self.plan.groups,
+            x_offset: first(x_at),
+            x_batch_stride: x.stride(0),
+            x_token_stride: x.stride(1),
+            x_channel_stride: x.stride(2),
+            weight_offset: first(weight_at),
+            weight_out_stride: weight.stride(0),
+            weight_in_stride: weight.stride(1),
+            bias_offset: first(bias_at),
+            y_offset: first(y_at),
+            y_batch_stride: y.stride(0),
+            y_token_stride: y.stride(1),
+            y_channel_stride: y.stride(2),
+            padding: 0,
+        };
+        self.gpu.record(
+            encoder,
+            &self.pipeline,
+            Call {
+                label: self.plan.kernel.name,
+                arguments: &[
+                    argument(Some(x), x_at),
+                    argument(Some(weight), weight_at),
+                    argument(bias, bias_at),
+                    argument(Some(y), y_at),
+                ],
+                params: bytemuck::bytes_of(&params),
+                grid,
+                timestamps,
+            },
+        )
+    }
+}
+
+/// What is bound for a view: nothing where there is none or it is empty.
+pub(crate) fn argument<'a>(
+    view: Option<&'a TensorView>,
+    at: Option<crate::tensor::Bound>,
+) -> Argument<'a> {
+    match (view, at) {
+        (Some(view), Some(at)) => Argument::Tensor(view.buffer(), at),
+        _ => Argument::Unused,
+    }
+}
+
+/// [`Error::Layout`] unless neighbours along the last axis are neighbours in memory.
+pub(crate) fn expect_contiguous_last(argument: &str, view: &TensorView) -> Result<()> {
+    let last = view.shape().len().saturating_sub(1);
+    if view.shape().get(last).is_none_or(|size| *size <= 1) || view.strides()[last] == 1 {
+        return Ok(());
+    }
+    Err(Error::Layout {
+        argument: argument.into(),
+        problem: format!(
+            "its last axis has a stride of {} elements (shape {}, strides {})",
+            view.strides()[last],
+            shape_text(view.shape()),
+            shape_text(view.strides())
+        ),
+        remedy: "the last axis must be contiguous: permute another axis there, or copy".into(),
+    })
+}
+
+/// What holds for every operand of every operation: f32, on this GPU, and an output that nothing else shares.
+pub(crate) fn check_operands(
+    gpu: &Gpu,
+    inputs: &[(&str, Option<&TensorView>)],
+    output: (&str, &TensorView),
+) -> Result<()> {
+    let (output_name, output) = output;
+    output.expect_type(output_name, ElementType::F32)?;
+    output.expect_gpu(output_name, gpu)?;
+    if !output.is_injective() {
+        return Err(Error::Layout {
+            argument: output_name.into(),
+            problem: format!(
+                "different indices share elements (shape {}, strides {})",
+                shape_text(output.shape()),
+                shape_text(output.strides())
+            ),
+            remedy: "an output needs strides that keep its elements apart".into(),
+        });
+    }
+    for (name, view) in inputs {
+        let Some(view) = view else { continue };
+        // A mask is the only operand of another type; whoever takes one checks it.
+        if *name != "mask" {
+            view.expect_type(name, ElementType::F32)?;
+        }
+        view.expect_gpu(name, gpu)?;
+        if view.buffer() == output.buffer() {
+            return Err(Error::Layout {
+                argument: output_name.into(),
+                problem: format!("it lies in the same buffer as {name}"),
+                remedy: "a buffer cannot be read and written by one dispatch: give the output a buffer of its own".into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl Linear {
+    /// Computes `y` into a new tensor `(B, T, d_out)` and submits; does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode) and [`Tensor::empty`].
+    pub fn forward(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let LinearProblem {
+            batch,
+            tokens,
+            d_out,
+            ..
+        } = self.problem;
+        let y = Tensor::empty(&self.gpu, &[batch, tokens, d_out], ElementType::F32)?;
+        let bias = bias.map(Tensor::view);
+        let mut encoder = self
+            .gpu
+            .device()
+            .create_command_encoder(&Default::default());
+        self.encode(
+            &mut encoder,
+            LinearArguments {
+                x: &x.view(),
+                weight: &weight.view(),
+                bias: bias.as_ref(),
+                y: &y.view(),
+            },
+        )?;
+        self.gpu.submit(encoder.finish())?;
+        Ok(y)
+    }
+}

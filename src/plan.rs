@@ -1,0 +1,258 @@
+//! Plans: which kernel, in which configuration, on which grid, and why.
+//!
+//! Planning is a pure function of the problem and the device's [`Capabilities`]: it allocates nothing and
+//! can be done for a device that is not there. Compiling a plan gives something that encodes
+//! ([`Linear`](crate::Linear), [`Attention`](crate::Attention)).
+
+use crate::gpu::Capabilities;
+use crate::kernels::{Configuration, Form, KERNELS, Kernel, Operation};
+use crate::{Error, Result};
+use std::fmt;
+
+/// What one operation will dispatch, and why.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The kernel.
+    pub kernel: &'static Kernel,
+    /// Its constants and rules.
+    pub configuration: Configuration,
+    /// Workgroups along x, y, z; `None` where there is nothing to compute and nothing is dispatched.
+    pub grid: Option<[u32; 3]>,
+    /// Workgroups that have work. (A folded grid may hold some that return at once.)
+    pub groups: u32,
+    /// Useful floating-point operations: a multiply-add is two, causal work is counted once.
+    pub flops: u64,
+    /// GPU memory beyond the operands, in bytes.
+    pub workspace_bytes: u64,
+    /// Why this kernel in this configuration.
+    pub reason: String,
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} [{}] ", self.kernel.name, self.configuration)?;
+        match self.grid {
+            Some([x, 1, 1]) => write!(f, "{x} workgroups")?,
+            Some([x, y, z]) => write!(f, "{x} x {y} x {z} workgroups ({} used)", self.groups)?,
+            None => write!(f, "nothing to dispatch")?,
+        }
+        write!(f, ": {}", self.reason)
+    }
+}
+
+/// The kernel for an operation: the form that suits the adapter, or the one asked for.
+///
+/// # Errors
+///
+/// The limit that is in the way, if the form asked for, or every form, cannot run.
+pub(crate) fn choose_kernel(
+    operation: Operation,
+    capabilities: &Capabilities,
+    form: Option<Form>,
+) -> Result<(&'static Kernel, String)> {
+    let software = capabilities.device_type == wgpu::DeviceType::Cpu;
+    let suited = if software { Form::Lanes } else { Form::Tiled };
+    let wanted = form.unwrap_or(suited);
+    let mut refusal = None;
+    let mut usable = Vec::new();
+    for kernel in KERNELS
+        .iter()
+        .filter(|kernel| kernel.operation == operation)
+    {
+        match capabilities.can_run(kernel) {
+            Ok(()) => usable.push(*kernel),
+            Err(error) if kernel.form == wanted => refusal = Some(error),
+            Err(_) => {}
+        }
+    }
+    if let Some(kernel) = usable.iter().find(|kernel| kernel.form == wanted) {
+        let reason = match (form, software) {
+            (Some(_), _) => "asked for by the caller".to_string(),
+            (None, true) => {
+                "the adapter is a CPU: lanes are SIMD lanes, workgroup memory and barriers are slow"
+                    .into()
+            }
+            (None, false) => "the adapter is a GPU: tiles in workgroup memory".into(),
+        };
+        return Ok((*kernel, reason));
+    }
+    // The form asked for by name is never exchanged for another.
+    match (form, usable.first(), refusal) {
+        (None, Some(kernel), Some(error)) => Ok((
+            *kernel,
+            format!("the form that suits better does not fit ({error})"),
+        )),
+        (_, _, Some(error)) => Err(error),
+        _ => Err(Error::Unsupported {
+            what: format!("{operation:?}"),
+            reason: "no kernel of the table computes it".into(),
+        }),
+    }
+}
+
+/// A grid of at least `groups` workgroups with no axis over the device's limit.
+///
+/// # Errors
+///
+/// [`Error::LimitExceeded`] if there are more than three axes, or 32 bits, can count.
+pub(crate) fn fold(
+    groups: u64,
+    capabilities: &Capabilities,
+    what: &str,
+) -> Result<Option<[u32; 3]>> {
+    if groups == 0 {
+        return Ok(None);
+    }
+    let axis = u64::from(capabilities.max_groups_per_axis.max(1));
+    let most = axis
+        .saturating_mul(axis)
+        .saturating_mul(axis)
+        .min(u64::from(u32::MAX));
+    if groups > most {
+        return Err(Error::LimitExceeded {
+            what: what.into(),
+            limit: "max_compute_workgroups_per_dimension".into(),
+            needed: groups,
+            available: most,
+            unit: "workgroups",
+        });
+    }
+    let x = groups.min(axis);
+    let y = groups.div_ceil(x).min(axis);
+    let z = groups.div_ceil(x * y);
+    // Kernels number their workgroups in u32, the idle ones of a folded grid included.
+    if x * y * z > u64::from(u32::MAX) {
+        return Err(Error::LimitExceeded {
+            what: what.into(),
+            limit: "32-bit workgroup numbers".into(),
+            needed: x * y * z,
+            available: u64::from(u32::MAX),
+            unit: "workgroups",
+        });
+    }
+    Ok(Some([x as u32, y as u32, z as u32]))
+}
+
+/// A size as kernels count it.
+///
+/// # Errors
+///
+/// [`Error::LimitExceeded`] past 2^31 - 1: positions are compared as signed numbers.
+pub(crate) fn size(name: &str, value: usize) -> Result<u32> {
+    match i32::try_from(value) {
+        Ok(value) => Ok(value as u32),
+        Err(_) => Err(Error::LimitExceeded {
+            what: name.into(),
+            limit: "sizes of one axis".into(),
+            needed: value as u64,
+            available: i32::MAX as u64,
+            unit: "elements",
+        }),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folded_grid_holds_every_group_within_every_axis() {
+        let capabilities = Capabilities::webgpu_defaults(wgpu::DeviceType::Cpu);
+        for groups in [
+            1,
+            2,
+            65_534,
+            65_535,
+            65_536,
+            65_537,
+            131_071,
+            4_294_000_000u64,
+        ] {
+            let [x, y, z] = fold(groups, &capabilities, "test").unwrap().unwrap();
+            assert!(
+                u64::from(x) * u64::from(y) * u64::from(z) >= groups,
+                "{groups}"
+            );
+            assert!(
+                [x, y, z].iter().all(|axis| (1..=65_535).contains(axis)),
+                "{groups}"
+            );
+        }
+        assert_eq!(fold(0, &capabilities, "test").unwrap(), None);
+        assert!(matches!(
+            fold(1 << 40, &capabilities, "test"),
+            Err(Error::LimitExceeded {
+                needed: 1_099_511_627_776,
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn the_form_follows_the_adapter_or_the_caller() {
+        struct Case {
+            device: wgpu::DeviceType,
+            form: Option<Form>,
+            expected: &'static str,
+        }
+        let cases = [
+            Case {
+                device: wgpu::DeviceType::Cpu,
+                form: None,
+                expected: "attention_lanes",
+            },
+            Case {
+                device: wgpu::DeviceType::DiscreteGpu,
+                form: None,
+                expected: "attention_tiled",
+            },
+            Case {
+                device: wgpu::DeviceType::Other,
+                form: None,
+                expected: "attention_tiled",
+            },
+            Case {
+                device: wgpu::DeviceType::Cpu,
+                form: Some(Form::Tiled),
+                expected: "attention_tiled",
+            },
+        ];
+        for case in cases {
+            let capabilities = Capabilities::webgpu_defaults(case.device);
+            let (kernel, reason) =
+                choose_kernel(Operation::Attention, &capabilities, case.form).unwrap();
+            assert_eq!(kernel.name, case.expected);
+            assert!(!reason.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_form_that_does_not_fit_is_replaced_with_the_reason_or_refused_if_asked_for() {
+        let mut capabilities = Capabilities::webgpu_defaults(wgpu::DeviceType::DiscreteGpu);
+        capabilities.max_workgroup_bytes = 1024;
+        let (kernel, reason) = choose_kernel(Operation::Attention, &capabilities, None).unwrap();
+        assert_eq!(kernel.name, "attention_lanes");
+        assert!(
+            reason.contains("max_compute_workgroup_storage_size"),
+            "{reason}"
+        );
+        let refused = choose_kernel(Operation::Attention, &capabilities, Some(Form::Tiled));
+        assert!(matches!(
+            refused,
+            Err(Error::LimitExceeded {
+                available: 1024,
+                ..
+            })
+        ));
+        capabilities.max_storage_buffers = 4;
+        assert!(matches!(
+            choose_kernel(Operation::Attention, &capabilities, None),
+            Err(Error::LimitExceeded {
+                needed: 5,
+                available: 4,
+                ..
+            })
+        ));
+    }
+}

@@ -1,0 +1,346 @@
+//! Every assembled source of every configuration, checked without a GPU: naga accepts it, what naga reads in it
+//! is what the descriptor says, it fits the WebGPU minimum limits, and it translates to what other vendors' drivers take.
+
+use naga::back;
+use naga::valid::ModuleInfo;
+use wgpu_attention::kernels::{KERNELS, Kernel, reflect};
+use wgpu_attention::wgpu;
+
+/// Runs `check` for every configuration of every kernel and reports all that fail.
+fn for_each_configuration(check: impl Fn(&Kernel, &str) -> Result<(), String>) {
+    let mut failures = Vec::new();
+    let mut checked = 0;
+    for kernel in KERNELS {
+        for configuration in (kernel.configurations)() {
+            let result = kernel
+                .assemble(&configuration)
+                .map_err(|error| error.to_string())
+                .and_then(|source| check(kernel, &source));
+            if let Err(error) = result {
+                failures.push(format!("{} [{configuration}]: {error}", kernel.name));
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked >= 4, "only {checked} configurations");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: T, expected: T) -> Result<(), String> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(format!("{what}: expected {expected:?}, got {got:?}"))
+}
+
+#[test]
+fn names_are_unique_and_are_those_of_the_files() {
+    let mut names: Vec<_> = KERNELS.iter().map(|kernel| kernel.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), KERNELS.len());
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/shaders");
+    let mut files: Vec<String> = std::fs::read_dir(folder)
+        .expect("shaders/ is there")
+        .filter_map(|entry| {
+            Some(
+                entry
+                    .ok()?
+                    .file_name()
+                    .to_str()?
+                    .strip_suffix(".wgsl")?
+                    .to_string(),
+            )
+        })
+        .collect();
+    files.sort_unstable();
+    assert_eq!(
+        files, names,
+        "every file of shaders/ has a descriptor, and every descriptor a file"
+    );
+}
+
+#[test]
+fn shaders_say_what_their_descriptors_say() {
+    for_each_configuration(|kernel, source| {
+        let seen = reflect::reflect(source)?;
+        expect(
+            "entry points",
+            seen.entry_points.clone(),
+            vec![kernel.name.to_string()],
+        )?;
+        if !seen.binds(kernel.bindings) {
+            return Err(format!(
+                "bindings: expected {:?}, got {:?}",
+                kernel.bindings, seen.bindings
+            ));
+        }
+        let (name, size, members) = seen.params.clone().ok_or("no uniform struct")?;
+        expect("params", name.as_str(), kernel.params.name)?;
+        expect(
+            "size of params",
+            (size as usize).next_multiple_of(16),
+            kernel.params.size.next_multiple_of(16),
+        )?;
+        let fields: Vec<_> = kernel
+            .params
+            .fields
+            .iter()
+            .map(|field| {
+                (
+                    field.name.to_string(),
+                    field.offset as u32,
+                    field.ty.to_string(),
+                )
+            })
+            .collect();
+        expect("fields of params", members, fields)
+    });
+}
+
+#[test]
+fn sizes_are_those_of_the_descriptor_and_within_webgpu() {
+    let limits = wgpu::Limits::default();
+    let mut failures = Vec::new();
+    for kernel in KERNELS {
+        // One more than a kernel's storage buffers may be needed by wgpu for array lengths.
+        if kernel.storage_buffers() + 1 > limits.max_storage_buffers_per_shader_stage {
+            failures.push(format!(
+                "{}: {} storage buffers",
+                kernel.name,
+                kernel.storage_buffers()
+            ));
+        }
+        for configuration in (kernel.configurations)() {
+            let source = kernel.assemble(&configuration).expect("assembles");
+            let seen = reflect::reflect(&source).expect("valid");
+            let invocations: u32 = seen.workgroup_size.iter().product();
+            let result = expect(
+                "invocations",
+                invocations,
+                (kernel.invocations)(&configuration),
+            )
+            .and_then(|()| {
+                expect(
+                    "workgroup memory",
+                    seen.workgroup_bytes,
+                    (kernel.workgroup_bytes)(&configuration),
+                )
+            });
+            if let Err(error) = result {
+                failures.push(format!("{} [{configuration}]: {error}", kernel.name));
+            }
+            if seen.workgroup_bytes > u64::from(limits.max_compute_workgroup_storage_size)
+                || invocations > limits.max_compute_invocations_per_workgroup
+            {
+                failures.push(format!(
+                    "{} [{configuration}]: over WebGPU's limits: {seen:?}",
+                    kernel.name
+                ));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Translates a validated module with every writer of naga.
+fn translate(module: &naga::Module, info: &ModuleInfo, entry: &str) -> Result<(), String> {
+    let fail = |language: &str, error: &dyn std::fmt::Display| format!("{language}: {error}");
+
+    let spirv = back::spv::Options {
+        lang_version: (1, 3),
+        ..Default::default()
+    };
+    back::spv::write_vec(module, info, &spirv, None).map_err(|error| fail("SPIR-V", &error))?;
+
+    let metal = back::msl::Options {
+        lang_version: (2, 4),
+        fake_missing_bindings: true,
+        ..Default::default()
+    };
+    back::msl::write_string(module, info, &metal, &Default::default())
+        .map_err(|error| fail("MSL", &error))?;
+
+    let mut hlsl = String::new();
+    let options = back::hlsl::Options {
+        fake_missing_bindings: true,
+        ..Default::default()
+    };
+    back::hlsl::Writer::new(&mut hlsl, &options, &Default::default())
+        .write(module, info, None)
+        .map_err(|error| fail("HLSL", &error))?;
+
+    let mut glsl = String::new();
+    let options = back::glsl::Options {
+        version: back::glsl::Version::Embedded {
+            version: 310,
+            is_webgl: false,
+        },
+        ..Default::default()
+    };
+    let pipeline = back::glsl::PipelineOptions {
+        shader_stage: naga::ShaderStage::Compute,
+        entry_point: entry.into(),
+        multiview: None,
+    };
+    back::glsl::Writer::new(
+        &mut glsl,
+        module,
+        info,
+        &options,
+        &pipeline,
+        Default::default(),
+    )
+    .and_then(|mut writer| writer.write())
+    .map_err(|error| fail("GLSL ES", &error))?;
+    Ok(())
+}
+
+#[test]
+fn every_vendors_language_takes_every_kernel() {
+    for_each_configuration(|kernel, source| {
+        let (module, info) = reflect::validate(source)?;
+        translate(&module, &info, kernel.name)
+    });
+}
+
+/// A plain-text lint of what naga does not refuse but drivers get wrong.
+#[test]
+fn shader_text_keeps_the_rules() {
+    let mut failures = Vec::new();
+    for kernel in KERNELS {
+        let fragments = (kernel.configurations)().into_iter().flat_map(|c| c.rules);
+        let texts = fragments
+            .chain(kernel.fragments.iter().copied())
+            .map(|fragment| (fragment.name, fragment.source))
+            .chain([(kernel.name, kernel.source)]);
+        for (name, text) in texts {
+            for (number, line) in text.lines().enumerate() {
+                if let Some(rule) = broken_rule(line) {
+                    failures.push(format!(
+                        "{name}.wgsl:{}: {rule}: {}",
+                        number + 1,
+                        line.trim()
+                    ));
+                }
+            }
+            for (number, rule) in misplaced_barriers(text) {
+                failures.push(format!("{name}.wgsl:{number}: {rule}"));
+            }
+        }
+    }
+    failures.sort();
+    failures.dedup();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+fn broken_rule(line: &str) -> Option<&'static str> {
+    let code = line.split("//").next().unwrap_or("").trim();
+    // Some compilers keep a loop-local's old value.
+    if code.starts_with("var ") && !code.contains('=') {
+        return Some("a var is initialised where it is declared");
+    }
+    // gfx-rs/wgpu#5128: no infinity by a literal or a constant bit pattern.
+    let squeezed: String = code.to_lowercase().split_whitespace().collect();
+    for infinity in [
+        "0x7f800000",
+        "0xff800000",
+        "1.0/0.0",
+        "1e39",
+        "3.4028235e38",
+        "3.402823e38",
+    ] {
+        if squeezed.contains(infinity) {
+            return Some("no stand-in for infinity");
+        }
+    }
+    None
+}
+
+/// gfx-rs/wgpu#4566, pytorch/executorch#22326: every barrier stands where all invocations of the workgroup come
+/// by: in a loop whose header names nothing of the invocation's own, in no `if`, and after no return but the one
+/// that the workgroup's number decides.
+fn misplaced_barriers(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut blocks: Vec<String> = Vec::new();
+    let mut condition_of_return = None;
+    let mut previous_comment = false;
+    for (number, line) in text.lines().enumerate() {
+        let code = line.split("//").next().unwrap_or("").trim();
+        if code.contains("return;") {
+            condition_of_return = blocks.last().cloned();
+        }
+        if code.contains("Barrier()") {
+            for block in &blocks {
+                let own = ["local", "thread", "lane", "row", "channel"];
+                if block.starts_with("if")
+                    || block.contains("else")
+                    || own.iter().any(|word| block.contains(word)) && block.starts_with("for")
+                {
+                    found.push((number + 1, format!("a barrier inside `{block}`")));
+                }
+            }
+            if condition_of_return
+                .as_deref()
+                .is_some_and(|c| c != "if (number >= params.groups) {")
+            {
+                found.push((
+                    number + 1,
+                    format!("a barrier after a return under {condition_of_return:?}"),
+                ));
+            }
+            if !previous_comment {
+                found.push((
+                    number + 1,
+                    "a barrier without a comment that says why".into(),
+                ));
+            }
+        }
+        previous_comment = line.trim().starts_with("//");
+        for brace in code.chars().filter(|c| "{}".contains(*c)) {
+            match brace {
+                '{' => blocks.push(code.to_string()),
+                _ => drop(blocks.pop()),
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_lint_can_fail() {
+    assert!(broken_rule("    var x: f32;").is_some());
+    assert!(broken_rule("    let m = bitcast<f32>(0xFF800000u);").is_some());
+    assert!(broken_rule("    var x = 0.0; // 0x7f800000").is_none());
+    let wrong = "fn f() {\nif (lane == 0u) {\n// why\nworkgroupBarrier();\n}\n}\n";
+    assert_eq!(misplaced_barriers(wrong).len(), 1);
+    let wrong = "fn f() {\nif (row > 3u) {\nreturn;\n}\n// why\nworkgroupBarrier();\n}\n";
+    assert_eq!(misplaced_barriers(wrong).len(), 1);
+    assert_eq!(
+        misplaced_barriers("fn f() {\nworkgroupBarrier();\n}\n").len(),
+        1
+    );
+    let right = "fn f() {\nif (number >= params.groups) {\nreturn;\n}\nfor (var i = 0u; i < N; i++) {\n// why\nworkgroupBarrier();\n}\n}\n";
+    assert_eq!(misplaced_barriers(right), []);
+}
+
+/// A kernel that does not match its descriptor is told apart.
+#[test]
+fn reflection_can_fail() {
+    let kernel = KERNELS[0];
+    let configuration = (kernel.configurations)().remove(0);
+    let source = kernel.assemble(&configuration).expect("assembles");
+    let swapped = source.replace("@binding(0)", "@binding(9)");
+    assert!(
+        !reflect::reflect(&swapped)
+            .expect("valid")
+            .binds(kernel.bindings)
+    );
+    let writable = source.replacen("var<storage, read> q", "var<storage, read_write> q", 1);
+    assert!(
+        !reflect::reflect(&writable)
+            .expect("valid")
+            .binds(kernel.bindings)
+    );
+    assert!(reflect::reflect(&source.replace("fn key_limit", "fn key_limits")).is_err());
+}
