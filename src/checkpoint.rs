@@ -1,1 +1,383 @@
-//! The weights of layers in safetensors checkpoints, by the names that people give them.
+//! The weights of one attention layer in a safetensors file, by the names that people give them.
+//!
+//! | names | what they are |
+//! | --- | --- |
+//! | `c_attn.weight`, `c_attn.bias`, `c_proj.weight`, `c_proj.bias` | GPT-2, under any prefix such as `h.3.attn.`: `(d_in, 3*d_out)` as Conv1D keeps it, or `(3*d_out, d_in)` |
+//! | `Wqkv`, `bqkv`, `Wproj`, `bproj` | one fused `(3*d_out, d_in)` matrix |
+//! | `Wq`, `Wk`, `Wv` of three axes, `bq`, `bk`, `bv`, `Wproj`, `bproj` | a list of heads: `(H, d_in, D)` each, `(H, D)` biases |
+//! | `Wq`, `Wk`, `Wv` of two axes, `bq`, `bk`, `bv`, `Wo`, `bo` (or `Wproj`, `bproj`) | three `(d_out, d_in)` matrices |
+//!
+//! Biases and the output projection may be missing. Other tensors are left alone. Values of any float type
+//! are taken as f32.
+
+use crate::layer::{HeadProjections, LayerWeights, MatrixLayout, Projection, QkvWeights};
+use crate::tensor::shape_text;
+use crate::tensor_file::{FileTensor, TensorFile, format_error};
+use crate::{Error, Result};
+use std::path::Path;
+
+/// The weights of a layer, read from a file and brought into the fused form.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerCheckpoint {
+    /// Channels of x.
+    pub d_in: usize,
+    /// Channels of y, and of all heads together.
+    pub d_out: usize,
+    /// Heads, where the file says so itself.
+    pub heads: Option<usize>,
+    /// `(3 * d_out, d_in)`: q, then k, then v.
+    pub qkv: Vec<f32>,
+    /// `(3 * d_out)`.
+    pub qkv_bias: Option<Vec<f32>>,
+    /// `(d_out, d_out)`.
+    pub output: Option<Vec<f32>>,
+    /// `(d_out)`.
+    pub output_bias: Option<Vec<f32>>,
+    /// The tensors that were taken.
+    pub names: Vec<String>,
+}
+
+/// Where the tensors come from: a file, or the inputs of a case.
+struct Source<'a> {
+    origin: &'a Path,
+    get: &'a dyn Fn(&str) -> Result<Option<FileTensor>>,
+    taken: Vec<String>,
+}
+
+/// The prefixes of the GPT-2 layers in a checkpoint, in the order of their numbers: `h.0.attn.`, `h.1.attn.`, ...
+pub fn gpt2_layers(file: &TensorFile) -> Vec<String> {
+    let mut prefixes: Vec<String> = file
+        .names()
+        .filter_map(|name| name.strip_suffix("c_attn.weight"))
+        .map(str::to_string)
+        .collect();
+    // Numbers in the order of numbers: h.2 before h.10.
+    prefixes.sort_by_key(|prefix| {
+        let numbers = prefix
+            .split('.')
+            .filter_map(|part| part.parse::<u64>().ok());
+        (numbers.collect::<Vec<_>>(), prefix.clone())
+    });
+    prefixes
+}
+
+impl LayerCheckpoint {
+    /// Reads a layer of a file: the one whose GPT-2 `prefix` is given (see [`gpt2_layers`]), or the one whose
+    /// names stand without a prefix.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] naming the tensor that is missing or has the wrong shape, with what was expected and
+    /// what was there; those of [`TensorFile::get`].
+    pub fn read(file: &TensorFile, prefix: Option<&str>) -> Result<Self> {
+        let get = |name: &str| file.get(name);
+        let mut source = Source {
+            origin: file.path(),
+            get: &get,
+            taken: Vec::new(),
+        };
+        match prefix {
+            Some(prefix) => source.gpt2(prefix),
+            None => source.plain(),
+        }
+    }
+
+    /// Reads the layer among tensors that are in memory; `origin` is what messages call them.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn from_tensors(tensors: &[FileTensor], origin: &Path) -> Result<Self> {
+        let get = |name: &str| Ok(tensors.iter().find(|tensor| tensor.name == name).cloned());
+        let mut source = Source {
+            origin,
+            get: &get,
+            taken: Vec::new(),
+        };
+        source.plain()
+    }
+
+    /// The weights, as a layer takes them.
+    pub fn weights(&self) -> LayerWeights<'_> {
+        LayerWeights {
+            qkv: QkvWeights::Fused(Projection {
+                weight: &self.qkv,
+                layout: MatrixLayout::OutIn,
+                bias: self.qkv_bias.as_deref(),
+            }),
+            output: self.output.as_deref().map(|weight| Projection {
+                weight,
+                layout: MatrixLayout::OutIn,
+                bias: self.output_bias.as_deref(),
+            }),
+        }
+    }
+}
+
+impl Source<'_> {
+    fn wrong(&self, problem: String) -> Error {
+        format_error(self.origin, problem)
+    }
+
+    /// The tensor of that name, if it is there.
+    fn take(&mut self, name: &str) -> Result<Option<FileTensor>> {
+        let tensor = (self.get)(name)?;
+        if let Some(tensor) = &tensor {
+            if !tensor.dtype.is_float() {
+                return Err(self.wrong(format!(
+                    "tensor {name:?}: expected a float type, got {}",
+                    tensor.dtype
+                )));
+            }
+            self.taken.push(name.to_string());
+        }
+        Ok(tensor)
+    }
+
+    /// The tensor of that name, with that many axes.
+    fn need(&mut self, name: &str, axes: &str) -> Result<FileTensor> {
+        let tensor = self
+            .take(name)?
+            .ok_or_else(|| self.wrong(format!("tensor {name:?} {axes} is missing")))?;
+        self.expect_axes(&tensor, axes)?;
+        Ok(tensor)
+    }
+
+    fn expect_axes(&self, tensor: &FileTensor, axes: &str) -> Result<()> {
+        if tensor.shape.len() == axes.split(',').count() {
+            return Ok(());
+        }
+        Err(self.wrong(format!(
+            "tensor {:?}: expected {axes}, got {}",
+            tensor.name,
+            shape_text(&tensor.shape)
+        )))
+    }
+
+    /// GPT-2's names under a prefix.
+    fn gpt2(&mut self, prefix: &str) -> Result<LayerCheckpoint> {
+        let c_attn = self.need(&format!("{prefix}c_attn.weight"), "(d_in, 3*d_out)")?;
+        let (rows, columns) = (c_attn.shape[0], c_attn.shape[1]);
+        let c_proj = self.take(&format!("{prefix}c_proj.weight"))?;
+        // The output projection is square and says nothing of its order; it is kept as c_attn is. What
+        // tells that one's order is which of its axes is three times the output projection's, or, where
+        // there is none, three times the other.
+        let d_out = match &c_proj {
+            Some(c_proj) => {
+                self.expect_axes(c_proj, "(d_out, d_out)")?;
+                c_proj.shape[0]
+            }
+            None => rows.min(columns),
+        };
+        let layout = match () {
+            () if d_out.checked_mul(3) == Some(columns) => MatrixLayout::InOut,
+            () if d_out.checked_mul(3) == Some(rows) => MatrixLayout::OutIn,
+            () => {
+                return Err(self.wrong(format!(
+                    "tensor {:?}: expected (d_in, 3*d_out) or (3*d_out, d_in) with d_out = {d_out}, got {}",
+                    c_attn.name,
+                    shape_text(&c_attn.shape)
+                )));
+            }
+        };
+        let d_in = match layout {
+            MatrixLayout::InOut => rows,
+            MatrixLayout::OutIn => columns,
+        };
+        let bias = self.take(&format!("{prefix}c_attn.bias"))?;
+        let output_bias = self.take(&format!("{prefix}c_proj.bias"))?;
+        let weight = c_attn.to_f32();
+        let bias = bias.map(|bias| bias.to_f32());
+        let qkv = QkvWeights::Fused(Projection {
+            weight: &weight,
+            layout,
+            bias: bias.as_deref(),
+        });
+        self.fuse((d_in, d_out, None), qkv, layout, (c_proj, output_bias))
+    }
+
+    /// The names of case files, without a prefix.
+    fn plain(&mut self) -> Result<LayerCheckpoint> {
+        if let Some(fused) = self.take("Wqkv")? {
+            self.expect_axes(&fused, "(3*d_out, d_in)")?;
+            let (rows, d_in) = (fused.shape[0], fused.shape[1]);
+            if !rows.is_multiple_of(3) {
+                return Err(self.wrong(format!(
+                    "tensor \"Wqkv\": expected (3*d_out, d_in), got {}",
+                    shape_text(&fused.shape)
+                )));
+            }
+            let bias = self.take("bqkv")?.map(|bias| bias.to_f32());
+            let weight = fused.to_f32();
+            let qkv = QkvWeights::Fused(Projection {
+                weight: &weight,
+                layout: MatrixLayout::OutIn,
+                bias: bias.as_deref(),
+            });
+            let output = self.output()?;
+            return self.fuse((d_in, rows / 3, None), qkv, MatrixLayout::OutIn, output);
+        }
+        let Some(first) = self.take("Wq")? else {
+            return Err(self.wrong(
+                "no attention weights: expected Wqkv, or Wq, Wk and Wv, or GPT-2's c_attn.weight"
+                    .into(),
+            ));
+        };
+        match first.shape.len() {
+            3 => self.heads(first),
+            2 => self.separate(first),
+            _ => Err(self.wrong(format!(
+                "tensor \"Wq\": expected (d_out, d_in) or (H, d_in, D), got {}",
+                shape_text(&first.shape)
+            ))),
+        }
+    }
+
+    /// Three matrices `(d_out, d_in)`.
+    fn separate(&mut self, q: FileTensor) -> Result<LayerCheckpoint> {
+        let (d_out, d_in) = (q.shape[0], q.shape[1]);
+        let k = self.need("Wk", "(d_out, d_in)")?;
+        let v = self.need("Wv", "(d_out, d_in)")?;
+        let weights = [q, k, v].map(|matrix| matrix.to_f32());
+        let mut biases = Vec::new();
+        for name in ["bq", "bk", "bv"] {
+            biases.push(self.take(name)?.map(|bias| bias.to_f32()));
+        }
+        let projection = |at: usize| Projection {
+            weight: &weights[at],
+            layout: MatrixLayout::OutIn,
+            bias: biases[at].as_deref(),
+        };
+        let qkv = QkvWeights::Separate {
+            q: projection(0),
+            k: projection(1),
+            v: projection(2),
+        };
+        let output = self.output()?;
+        self.fuse((d_in, d_out, None), qkv, MatrixLayout::OutIn, output)
+    }
+
+    /// Three stacks of matrices `(H, d_in, D)`, with biases `(H, D)`.
+    fn heads(&mut self, q: FileTensor) -> Result<LayerCheckpoint> {
+        let (heads, d_in, head_dim) = (q.shape[0], q.shape[1], q.shape[2]);
+        let stacks = [
+            q,
+            self.need("Wk", "(H, d_in, D)")?,
+            self.need("Wv", "(H, d_in, D)")?,
+        ];
+        let mut weights = Vec::new();
+        let mut biases = Vec::new();
+        for (stack, bias_name) in stacks.iter().zip(["bq", "bk", "bv"]) {
+            if stack.shape != stacks[0].shape {
+                return Err(self.wrong(format!(
+                    "tensor {:?}: expected {} as \"Wq\", got {}",
+                    stack.name,
+                    shape_text(&stacks[0].shape),
+                    shape_text(&stack.shape)
+                )));
+            }
+            weights.push(stack.to_f32());
+            let bias = self.take(bias_name)?;
+            if let Some(bias) = &bias
+                && bias.shape != [heads, head_dim]
+            {
+                return Err(self.wrong(format!(
+                    "tensor {bias_name:?}: expected {}, got {}",
+                    shape_text(&[heads, head_dim]),
+                    shape_text(&bias.shape)
+                )));
+            }
+            biases.push(bias.map(|bias| bias.to_f32()));
+        }
+        let d_out = heads.checked_mul(head_dim).unwrap_or(0);
+        if d_out == 0 || d_in == 0 {
+            return Err(self.wrong(format!(
+                "tensor \"Wq\": expected no axis of size 0, got {}",
+                shape_text(&stacks[0].shape)
+            )));
+        }
+        let part = |at: usize, head: usize| {
+            let size = d_in * head_dim;
+            let bias = biases[at].as_deref();
+            Projection {
+                weight: &weights[at][head * size..(head + 1) * size],
+                layout: MatrixLayout::InOut,
+                bias: bias.map(|bias| &bias[head * head_dim..(head + 1) * head_dim]),
+            }
+        };
+        let list: Vec<HeadProjections> = (0..heads)
+            .map(|head| HeadProjections {
+                q: part(0, head),
+                k: part(1, head),
+                v: part(2, head),
+            })
+            .collect();
+        let output = self.output()?;
+        self.fuse(
+            (d_in, d_out, Some(heads)),
+            QkvWeights::Heads(&list),
+            MatrixLayout::OutIn,
+            output,
+        )
+    }
+
+    /// The output projection and its bias under either of their names.
+    fn output(&mut self) -> Result<(Option<FileTensor>, Option<FileTensor>)> {
+        for (weight, bias) in [("Wproj", "bproj"), ("Wo", "bo")] {
+            if let Some(weight) = self.take(weight)? {
+                return Ok((Some(weight), self.take(bias)?));
+            }
+            if (self.get)(bias)?.is_some() {
+                return Err(self.wrong(format!(
+                    "tensor {bias:?} is there, but {weight:?} is missing"
+                )));
+            }
+        }
+        Ok((None, None))
+    }
+
+    /// Checks every size and brings the weights into the fused form.
+    fn fuse(
+        &mut self,
+        (d_in, d_out, heads): (usize, usize, Option<usize>),
+        qkv: QkvWeights<'_>,
+        output_layout: MatrixLayout,
+        (output, output_bias): (Option<FileTensor>, Option<FileTensor>),
+    ) -> Result<LayerCheckpoint> {
+        if d_in == 0 || d_out == 0 {
+            return Err(self.wrong(format!(
+                "the weights have an axis of size 0 (d_in {d_in}, d_out {d_out})"
+            )));
+        }
+        let output = output.map(|weight| weight.to_f32());
+        let output_bias = output_bias.map(|bias| bias.to_f32());
+        let weights = LayerWeights {
+            qkv,
+            output: output.as_deref().map(|weight| Projection {
+                weight,
+                layout: output_layout,
+                bias: output_bias.as_deref(),
+            }),
+        };
+        // A size that does not fit is this file's fault: say which file.
+        let in_file = |error: Error| self.wrong(error.to_string());
+        let fused = weights
+            .fuse_qkv(d_in, d_out, heads.unwrap_or(1))
+            .map_err(in_file)?;
+        let output = weights.dense_output(d_out).map_err(in_file)?;
+        let (output, output_bias) = match output {
+            Some(dense) => (Some(dense.weight), dense.bias),
+            None => (None, None),
+        };
+        Ok(LayerCheckpoint {
+            d_in,
+            d_out,
+            heads,
+            qkv: fused.weight,
+            qkv_bias: fused.bias,
+            output,
+            output_bias,
+            names: std::mem::take(&mut self.taken),
+        })
+    }
+}

@@ -13,13 +13,20 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No adapter could be opened, or none matches what was asked for.
-    #[error("no GPU adapter: {reason}. {remedy}")]
+    /// This machine has no adapter at all.
+    #[error("no GPU adapter was found. {remedy}")]
     NoAdapter {
-        /// What was looked for and what was there.
-        reason: String,
-        /// What to install or to change.
+        /// What to install.
         remedy: String,
+    },
+
+    /// No adapter is the one that was asked for, by name or by backend.
+    #[error("no adapter is {wanted}; there is {available}")]
+    AdapterNotFound {
+        /// What was asked for, and where.
+        wanted: String,
+        /// What there is instead, or what to install.
+        available: String,
     },
 
     /// The adapter was found, but refused to give a device.

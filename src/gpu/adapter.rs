@@ -254,9 +254,12 @@ impl AdapterReport {
 ///
 /// # Errors
 ///
-/// [`Error::NoAdapter`] if `WGPU_BACKEND` names no backend.
+/// [`Error::AdapterNotFound`] if `WGPU_BACKEND` names no backend.
 pub async fn adapters(options: &GpuOptions) -> Result<Vec<AdapterReport>> {
-    let (found, _) = enumerate(options).await?;
+    let mut found = enumerate(options).await?;
+    if let Some(wanted) = wanted_name(options) {
+        found.retain(|adapter| matching(&adapter.get_info().name, &wanted));
+    }
     Ok(found.iter().map(AdapterReport::new).collect())
 }
 
@@ -286,20 +289,28 @@ fn matching(name: &str, wanted: &str) -> bool {
     name.to_lowercase().contains(&wanted.to_lowercase())
 }
 
-/// Adapters of the backends asked for, best first, before any name is looked at; and the backends.
-async fn enumerate(options: &GpuOptions) -> Result<(Vec<wgpu::Adapter>, wgpu::Backends)> {
-    let from_env = wgpu::Backends::from_env();
-    let backends = options
-        .backends
-        .or(from_env)
-        .unwrap_or(wgpu::Backends::all());
+/// The backends asked for, if any were.
+fn wanted_backends(options: &GpuOptions) -> Option<wgpu::Backends> {
+    options.backends.or_else(wgpu::Backends::from_env)
+}
+
+/// The name asked for, if one was.
+fn wanted_name(options: &GpuOptions) -> Option<String> {
+    let from_env = || std::env::var("WGPU_ADAPTER_NAME").ok();
+    let name = options.adapter_name.clone().or_else(from_env);
+    name.filter(|name| !name.is_empty())
+}
+
+/// Adapters of the backends asked for, best first, before any name is looked at.
+async fn enumerate(options: &GpuOptions) -> Result<Vec<wgpu::Adapter>> {
+    let backends = wanted_backends(options).unwrap_or(wgpu::Backends::all());
     if backends.is_empty() {
-        return Err(Error::NoAdapter {
-            reason: format!(
-                "WGPU_BACKEND={:?} names no backend",
+        return Err(Error::AdapterNotFound {
+            wanted: format!(
+                "of WGPU_BACKEND={:?}",
                 std::env::var("WGPU_BACKEND").unwrap_or_default()
             ),
-            remedy: "Use a comma-separated list of vulkan, metal, dx12, gl, or unset it".into(),
+            available: "vulkan, metal, dx12 or gl, or several of them with commas between".into(),
         });
     }
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
@@ -311,7 +322,7 @@ async fn enumerate(options: &GpuOptions) -> Result<(Vec<wgpu::Adapter>, wgpu::Ba
         let info = adapter.get_info();
         (rank(&info), info.name)
     });
-    Ok((found, backends))
+    Ok(found)
 }
 
 /// Smaller is better: hardware before software, discrete before integrated, OpenGL last of its kind.
@@ -333,36 +344,42 @@ fn rank(info: &wgpu::AdapterInfo) -> (u32, u32) {
 
 /// The adapters to try to open, best first: at least one.
 pub(super) async fn candidates(options: &GpuOptions) -> Result<Vec<wgpu::Adapter>> {
-    let (found, backends) = enumerate(options).await?;
-    let name = options.adapter_name.clone().or_else(|| {
-        let from_env = std::env::var("WGPU_ADAPTER_NAME");
-        from_env.ok().filter(|name| !name.is_empty())
-    });
+    let found = enumerate(options).await?;
+    let (name, backends) = (wanted_name(options), wanted_backends(options));
     let names: Vec<String> = found
         .iter()
         .map(|adapter| AdapterReport::new(adapter).to_string())
         .collect();
-    if names.is_empty() {
+    let chosen: Vec<wgpu::Adapter> = match &name {
+        None => found,
+        Some(wanted) => found
+            .into_iter()
+            .filter(|adapter| matching(&adapter.get_info().name, wanted))
+            .collect(),
+    };
+    if !chosen.is_empty() {
+        return Ok(chosen);
+    }
+    let named = name.map(|name| format!("named {name:?}"));
+    let of_backend = backends.map(|backends| {
+        let backends: Vec<String> = backends
+            .iter_names()
+            .map(|(name, _)| name.to_lowercase())
+            .collect();
+        format!("of backend {}", backends.join(" or "))
+    });
+    let wanted: Vec<String> = named.into_iter().chain(of_backend).collect();
+    if wanted.is_empty() {
         return Err(Error::NoAdapter {
-            reason: format!("none found on {backends:?}"),
             remedy: install_hint().into(),
         });
     }
-    let Some(wanted) = name else {
-        return Ok(found);
-    };
-    let chosen: Vec<wgpu::Adapter> = found
-        .into_iter()
-        .filter(|adapter| matching(&adapter.get_info().name, &wanted))
-        .collect();
-    if chosen.is_empty() {
-        return Err(Error::NoAdapter {
-            reason: format!(
-                "no adapter's name contains {wanted:?}; there is {}",
-                names.join(", ")
-            ),
-            remedy: "Give a part of one of these names".into(),
-        });
-    }
-    Ok(chosen)
+    Err(Error::AdapterNotFound {
+        wanted: wanted.join(" "),
+        available: if names.is_empty() {
+            format!("none at all. {}", install_hint())
+        } else {
+            names.join(", ")
+        },
+    })
 }

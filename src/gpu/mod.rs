@@ -59,8 +59,8 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// [`Error::NoAdapter`] if there is none or none matches, with what was looked for, what was found and
-    /// what to install; [`Error::DeviceRefused`] if every one that matches refuses to open.
+    /// [`Error::NoAdapter`] if there is none, with what to install; [`Error::AdapterNotFound`] if none is the one
+    /// asked for, with what there is; [`Error::DeviceRefused`] if every one that matches refuses to open.
     pub async fn open(options: &GpuOptions) -> Result<Self> {
         let candidates = adapter::candidates(options).await?;
         let mut refusal = None;
@@ -74,7 +74,6 @@ impl Gpu {
             }
         }
         Err(refusal.unwrap_or_else(|| Error::NoAdapter {
-            reason: "no adapter is left to try".into(),
             remedy: install_hint().into(),
         }))
     }

@@ -94,9 +94,9 @@ pub struct LayerWeights<'a> {
 }
 
 /// A matrix `(out, in)` and its bias, as the layer uploads it.
-pub(super) struct Dense {
-    pub(super) weight: Vec<f32>,
-    pub(super) bias: Option<Vec<f32>>,
+pub(crate) struct Dense {
+    pub(crate) weight: Vec<f32>,
+    pub(crate) bias: Option<Vec<f32>>,
 }
 
 /// One of a head's three matrices.
@@ -104,7 +104,7 @@ type Pick = for<'a> fn(&'a HeadProjections<'a>) -> Projection<'a>;
 
 impl LayerWeights<'_> {
     /// The fused `(3 * d_out, d_in)` matrix and `(3 * d_out)` bias.
-    pub(super) fn fuse_qkv(&self, d_in: usize, d_out: usize, heads: usize) -> Result<Dense> {
+    pub(crate) fn fuse_qkv(&self, d_in: usize, d_out: usize, heads: usize) -> Result<Dense> {
         let head_dim = d_out / heads;
         let parts: Vec<(String, Projection, usize)> = match self.qkv {
             QkvWeights::Fused(fused) => vec![("qkv".to_string(), fused, 3 * d_out)],
@@ -150,7 +150,7 @@ impl LayerWeights<'_> {
     }
 
     /// The output projection `(d_out, d_out)`.
-    pub(super) fn dense_output(&self, d_out: usize) -> Result<Option<Dense>> {
+    pub(crate) fn dense_output(&self, d_out: usize) -> Result<Option<Dense>> {
         self.output
             .map(|output| dense("output", output, d_out, d_out))
             .transpose()
