@@ -43,7 +43,10 @@ impl Tolerance {
 
 impl fmt::Display for Tolerance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:e} + {:e} * |expected|", self.absolute, self.relative)
+        match (self.absolute, self.relative) {
+            (absolute, 0.0) => write!(f, "{absolute:e}"),
+            (absolute, relative) => write!(f, "{absolute:e} + {relative:e} * |expected|"),
+        }
     }
 }
 

@@ -61,10 +61,10 @@ impl LinearProblem {
     }
 }
 
-/// The configuration for that many rows, and why. Small tiles where large ones would be mostly empty.
+/// The configuration for that many rows, and why. Small tiles where a large one would be less than half full.
 fn configure(kernel: &Kernel, rows: u64) -> (Configuration, String) {
     let configurations = (kernel.configurations)();
-    let fits = |configuration: &&Configuration| tile(kernel.form, configuration).0 <= rows.max(1);
+    let fits = |configuration: &&Configuration| tile(kernel.form, configuration).0 <= 2 * rows;
     // They are listed from the smallest tile to the largest.
     let chosen = configurations.iter().rev().find(fits);
     let chosen = chosen.or(configurations.first()).cloned();

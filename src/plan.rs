@@ -67,14 +67,12 @@ pub(crate) fn choose_kernel(
     }
     if let Some(kernel) = usable.iter().find(|kernel| kernel.form == wanted) {
         let reason = match (form, software) {
-            (Some(_), _) => "asked for by the caller".to_string(),
-            (None, true) => {
-                "the adapter is a CPU: lanes are SIMD lanes, workgroup memory and barriers are slow"
-                    .into()
-            }
-            (None, false) => "the adapter is a GPU: tiles in workgroup memory".into(),
+            (Some(Form::Lanes), _) => "lanes as asked",
+            (Some(Form::Tiled), _) => "tiles as asked",
+            (None, true) => "lanes, since the adapter is a CPU",
+            (None, false) => "tiles, since the adapter is a GPU",
         };
-        return Ok((*kernel, reason));
+        return Ok((*kernel, reason.to_string()));
     }
     // The form asked for by name is never exchanged for another.
     match (form, usable.first(), refusal) {

@@ -4,6 +4,7 @@
 //! `tests/cases/README.md` describes the format.
 //!
 //! - [`Case`]: a [`TensorFile`] whose header says what it checks. [`find_cases`] finds them.
+//! - [`check`](mod@check): runs one and compares what comes out.
 //! - [`Tolerances`]: how far from the expected values a result may lie.
 //!
 //! As with every [`tensor_file`](crate::tensor_file), the bytes are somebody else's: whatever they hold,
@@ -20,6 +21,8 @@ use std::str::FromStr;
 use crate::error::{Error, Result};
 use crate::tensor_file::{ElementKind, FileTensor, TensorFile, format_error, io_error};
 
+#[cfg(not(target_family = "wasm"))]
+pub mod check;
 mod tolerances;
 pub use tolerances::{ToleranceOrigin, Tolerances};
 

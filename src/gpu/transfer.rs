@@ -164,11 +164,18 @@ impl Gpu {
 }
 
 /// A thread that waits for submissions, so that a future which awaits a read-back needs neither a busy loop
-/// nor an executor that may be blocked. Started by the first read-back, ended with the last [`Gpu`].
+/// nor an executor that may be blocked. Started by the first read-back; ended, and waited for, with the last
+/// [`Gpu`]: a driver that is unloaded while a thread still holds its device crashes.
 #[cfg(not(target_family = "wasm"))]
 pub(super) struct Poller {
     device: wgpu::Device,
-    channel: Mutex<Option<mpsc::Sender<wgpu::SubmissionIndex>>>,
+    thread: Mutex<Option<Thread>>,
+}
+
+#[cfg(not(target_family = "wasm"))]
+struct Thread {
+    submissions: mpsc::Sender<wgpu::SubmissionIndex>,
+    handle: std::thread::JoinHandle<()>,
 }
 
 #[cfg(not(target_family = "wasm"))]
@@ -176,27 +183,27 @@ impl Poller {
     pub(super) fn new(device: wgpu::Device) -> Self {
         Poller {
             device,
-            channel: Mutex::new(None),
+            thread: Mutex::new(None),
         }
     }
 
     /// Sees to it that the callbacks of `submission` are called when it is done.
     fn watch(&self, submission: wgpu::SubmissionIndex) -> Result<()> {
-        let mut channel = lock(&self.channel);
-        let sender = match channel.take() {
-            Some(sender) => sender,
+        let mut slot = lock(&self.thread);
+        let thread = match slot.take() {
+            Some(thread) => thread,
             None => self.start()?,
         };
         // The thread ends only when its channel does, and this end of it is here.
-        let _ = sender.send(submission);
-        *channel = Some(sender);
+        let _ = thread.submissions.send(submission);
+        *slot = Some(thread);
         Ok(())
     }
 
-    fn start(&self) -> Result<mpsc::Sender<wgpu::SubmissionIndex>> {
+    fn start(&self) -> Result<Thread> {
         let (sender, submissions) = mpsc::channel();
         let device = self.device.clone();
-        std::thread::Builder::new()
+        let handle = std::thread::Builder::new()
             .name("wgpu-attention poller".into())
             .spawn(move || {
                 for submission in submissions {
@@ -211,6 +218,27 @@ impl Poller {
                 path: "a thread that waits for the GPU".into(),
                 source,
             })?;
-        Ok(sender)
+        Ok(Thread {
+            submissions: sender,
+            handle,
+        })
+    }
+}
+
+#[cfg(not(target_family = "wasm"))]
+impl Drop for Poller {
+    fn drop(&mut self) {
+        let thread = lock(&self.thread).take();
+        if let Some(Thread {
+            submissions,
+            handle,
+        }) = thread
+        {
+            drop(submissions);
+            // The last `Gpu` may be dropped by what a finished read-back woke, on this very thread.
+            if handle.thread().id() != std::thread::current().id() {
+                let _ = handle.join();
+            }
+        }
     }
 }

@@ -1,2 +1,109 @@
-//! The program `wgpu-attention`.
-fn main() {}
+//! The program `wgpu-attention`: runs the layer, lists adapters, checks case files.
+//!
+//! One file a subcommand; each is thin over the library. Exit status: 0 all is well, 1 a result is wrong,
+//! 2 the request or its files are unsound (one line on standard error says what).
+
+mod info;
+mod run;
+mod verify;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use std::fmt::Display;
+use std::io::Write;
+use std::process::ExitCode;
+use wgpu_attention::kernels::Form;
+use wgpu_attention::{Gpu, GpuOptions, Result};
+
+/// Multi-head attention as WGSL compute kernels on any vendor's GPU, checked against a CPU reference.
+#[derive(Parser)]
+#[command(
+    version,
+    about,
+    after_help = "\
+Environment: WGPU_BACKEND (vulkan, metal, dx12, gl) and WGPU_ADAPTER_NAME (part of a name) choose the adapter; \
+RUST_LOG=wgpu_attention=debug shows every plan.
+Exit status: 0 all is well, 1 a result is wrong, 2 the request or its files are unsound."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a layer on real input, time it and check it (what the bare command does)
+    Run(run::Options),
+    /// List the adapters: backend, driver, type, limits, features, and the kernels each can run
+    Info(info::Options),
+    /// Run golden case files and compare with their stored results
+    Verify(verify::Options),
+}
+
+/// The form of the kernels, as the command line names it.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum FormOption {
+    /// What suits the adapter
+    Auto,
+    /// Tiles in workgroup memory, for GPUs
+    Tiled,
+    /// SIMD lanes, for adapters that are a CPU
+    Lanes,
+}
+
+impl FormOption {
+    fn form(self) -> Option<Form> {
+        match self {
+            FormOption::Auto => None,
+            FormOption::Tiled => Some(Form::Tiled),
+            FormOption::Lanes => Some(Form::Lanes),
+        }
+    }
+}
+
+/// How a command ended that could be carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Right,
+    Wrong,
+    /// Nothing was shown.
+    Unsound,
+}
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("off")).init();
+    let result = match Cli::parse().command {
+        None => run::run(&run::Options::default()),
+        Some(Command::Run(options)) => run::run(&options),
+        Some(Command::Info(options)) => info::run(&options),
+        Some(Command::Verify(options)) => verify::run(&options),
+    };
+    match result {
+        Ok(Verdict::Right) => ExitCode::SUCCESS,
+        Ok(Verdict::Wrong) => ExitCode::from(1),
+        Ok(Verdict::Unsound) => ExitCode::from(2),
+        Err(error) => {
+            complain(error);
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// A line on standard output. A reader who has gone away (`| head`) is no reason to panic.
+fn say(line: impl Display) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// One line on standard error, however many lines the words have.
+fn complain(words: impl Display) {
+    let words = words.to_string();
+    let lines: Vec<&str> = words.lines().map(str::trim).collect();
+    let _ = writeln!(std::io::stderr(), "error: {}", lines.join(" "));
+}
+
+/// The adapter of that name, or the best one.
+fn open(adapter: &Option<String>) -> Result<Gpu> {
+    Gpu::open_blocking(&GpuOptions {
+        adapter_name: adapter.clone(),
+        ..Default::default()
+    })
+}

@@ -1,0 +1,540 @@
+//! `run`: a real layer on real input, timed and checked.
+
+use crate::{FormOption, Verdict, open, say};
+use clap::Args;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use wgpu_attention::case::{Case, Tolerances};
+use wgpu_attention::checkpoint::{LayerCheckpoint, gpt2_layers};
+use wgpu_attention::compare::{Comparison, Tolerance, compare};
+use wgpu_attention::tensor_file::{FileTensor, TensorFile, write_tensors};
+use wgpu_attention::{
+    ElementType, Error, Gpu, LayerArguments, LayerConfig, LayerPlan, MultiHeadAttention, Result,
+    Step, Tensor, Timestamps, install_hint, reference,
+};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// A safetensors file with the weights of a layer (names as in GPT-2 checkpoints or in case files); without it the bundled layer runs
+    #[arg(
+        long,
+        value_name = "W.safetensors",
+        requires = "input",
+        requires = "heads"
+    )]
+    weights: Option<PathBuf>,
+    /// A safetensors file with the input X (B, T, d_in) or (T, d_in), and key_mask (B, T) if tokens are padding
+    #[arg(long, value_name = "X.safetensors", requires = "weights")]
+    input: Option<PathBuf>,
+    /// Heads of the layer
+    #[arg(long, requires = "weights", value_name = "H")]
+    heads: Option<usize>,
+    /// Which layer of a GPT-2 checkpoint, from 0
+    #[arg(long, requires = "weights", value_name = "N", default_value_t = 0)]
+    layer: usize,
+    /// A token sees only itself and those before it
+    #[arg(long, requires = "weights")]
+    causal: bool,
+    /// Write the result Y (B, T, d_out) to this safetensors file
+    #[arg(long, value_name = "Y.safetensors")]
+    output: Option<PathBuf>,
+    /// Part of the adapter's name
+    #[arg(long, value_name = "NAME")]
+    adapter: Option<String>,
+    /// The form of the kernels
+    #[arg(long, value_enum, default_value = "auto")]
+    form: FormOption,
+    /// Timed runs after the warm-up; the median is printed
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    samples: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            weights: None,
+            input: None,
+            heads: None,
+            layer: 0,
+            causal: false,
+            output: None,
+            adapter: None,
+            form: FormOption::Auto,
+            samples: 20,
+        }
+    }
+}
+
+/// The bundled case: weights of sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0, see tests/cases/LICENCES.md).
+static BUNDLED: &[u8] =
+    include_bytes!("../../../tests/cases/bert/bert__minilm_layer0_batch3.safetensors");
+static BUNDLED_MANIFEST: &str = include_str!("../../../tests/cases/manifest.json");
+
+/// Runs before anything is timed.
+const WARM_UP: u32 = 3;
+/// Timed runs end after this long, however many there were to be.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// A layer and its input, from wherever they come.
+struct Job {
+    title: String,
+    layer: LayerCheckpoint,
+    heads: usize,
+    causal: bool,
+    batch: usize,
+    tokens: usize,
+    x: Vec<f32>,
+    key_mask: Option<Vec<bool>>,
+    /// What somebody else's code found, and how far from it the result may lie.
+    stored: Option<(Vec<f64>, Tolerance)>,
+}
+
+impl Job {
+    fn bundled() -> Result<Self> {
+        let origin = Path::new("the bundled case");
+        let case = Case::parse(BUNDLED, "bert__minilm_layer0_batch3.safetensors")?;
+        let hidden = case.input("hidden")?;
+        let sentences = case.attr_json("sentences")?;
+        let sentences: Vec<String> = sentences
+            .as_array()
+            .map(|list| {
+                list.iter()
+                    .map(|sentence| format!("\n            {sentence}"))
+                    .collect()
+            })
+            .unwrap_or_default();
+        let (tolerance, _) = Tolerances::with_manifest(BUNDLED_MANIFEST, origin)?.of(&case, "Y")?;
+        Ok(Job {
+            title: format!(
+                "layer {} of all-MiniLM-L6-v2 (bundled) on {} sentences:{}",
+                case.attr_usize("layer")?,
+                sentences.len(),
+                sentences.concat()
+            ),
+            layer: LayerCheckpoint::from_tensors(&case.inputs, origin)?,
+            heads: case.attr_usize("heads")?,
+            causal: false,
+            batch: hidden.shape[0],
+            tokens: hidden.shape[1],
+            x: hidden.to_f32(),
+            key_mask: Some(case.input("key_mask")?.to_bool()?),
+            stored: Some((case.output("Y")?.values.clone(), tolerance)),
+        })
+    }
+
+    fn from_files(weights: &Path, input: &Path, heads: usize, options: &Options) -> Result<Self> {
+        let file = TensorFile::open(weights)?;
+        let layers = gpt2_layers(&file);
+        let wrong = |path: &Path, problem: String| Error::Format {
+            path: path.display().to_string(),
+            problem,
+        };
+        let prefix = match layers.get(options.layer) {
+            Some(prefix) => Some(prefix.as_str()),
+            None if layers.is_empty() && options.layer == 0 => None,
+            None => {
+                return Err(wrong(
+                    weights,
+                    format!(
+                        "layer {}: expected below {}, the number of layers there",
+                        options.layer,
+                        layers.len()
+                    ),
+                ));
+            }
+        };
+        let layer = LayerCheckpoint::read(&file, prefix)?;
+        if let Some(own) = layer.heads.filter(|own| *own != heads) {
+            return Err(wrong(
+                weights,
+                format!("--heads {heads}: the weights are a list of {own} heads"),
+            ));
+        }
+
+        let input_file = TensorFile::open(input)?;
+        let x = read_input(&input_file)?;
+        let (batch, tokens, d_in) = match x.shape[..] {
+            [batch, tokens, d_in] => (batch, tokens, d_in),
+            [tokens, d_in] => (1, tokens, d_in),
+            _ => {
+                return Err(wrong(
+                    input,
+                    format!(
+                        "tensor {:?}: expected (B, T, d_in) or (T, d_in), got {:?}",
+                        x.name, x.shape
+                    ),
+                ));
+            }
+        };
+        if d_in != layer.d_in {
+            return Err(wrong(
+                input,
+                format!(
+                    "tensor {:?}: expected {} channels as the weights, got {d_in}",
+                    x.name, layer.d_in
+                ),
+            ));
+        }
+        let key_mask = input_file.get("key_mask")?;
+        if let Some(mask) = &key_mask
+            && mask.values.len() != batch * tokens
+        {
+            return Err(wrong(
+                input,
+                format!(
+                    "tensor \"key_mask\": expected ({batch}, {tokens}), got {:?}",
+                    mask.shape
+                ),
+            ));
+        }
+        let of_layers = match layers.len() {
+            0 | 1 => String::new(),
+            count => format!(", layer {} of {count} (--layer chooses)", options.layer),
+        };
+        Ok(Job {
+            title: format!("{}{of_layers} on {}", weights.display(), input.display()),
+            layer,
+            heads,
+            causal: options.causal,
+            batch,
+            tokens,
+            x: x.to_f32(),
+            key_mask: key_mask.map(|mask| mask.to_bool()).transpose()?,
+            stored: None,
+        })
+    }
+
+    fn config(&self, options: &Options) -> LayerConfig {
+        LayerConfig {
+            form: options.form.form(),
+            ..LayerConfig::new(self.layer.d_in, self.layer.d_out, self.heads).causal(self.causal)
+        }
+    }
+
+    fn reference(&self) -> Result<Vec<f64>> {
+        let widen = |values: &Option<Vec<f32>>| values.as_deref().map(reference::widen);
+        let (qkv_bias, output, output_bias) = (
+            widen(&self.layer.qkv_bias),
+            widen(&self.layer.output),
+            widen(&self.layer.output_bias),
+        );
+        let result = reference::layer_without_weights(&reference::LayerInputs {
+            batch: self.batch,
+            tokens: self.tokens,
+            d_in: self.layer.d_in,
+            d_out: self.layer.d_out,
+            heads: self.heads,
+            causal: self.causal,
+            scale: None,
+            x: &reference::widen(&self.x),
+            qkv_weight: &reference::widen(&self.layer.qkv),
+            qkv_bias: qkv_bias.as_deref(),
+            output_weight: output.as_deref(),
+            output_bias: output_bias.as_deref(),
+            key_mask: self.key_mask.as_deref(),
+        })?;
+        Ok(result.y)
+    }
+
+    fn shape(&self) -> [usize; 3] {
+        [self.batch, self.tokens, self.layer.d_out]
+    }
+}
+
+/// The input: the tensor of a usual name, or the only one of a float type.
+fn read_input(file: &TensorFile) -> Result<FileTensor> {
+    for name in ["X", "x", "hidden", "input"] {
+        if let Some(tensor) = file.get(name)? {
+            return Ok(tensor);
+        }
+    }
+    let names: Vec<&str> = file.names().filter(|name| *name != "key_mask").collect();
+    if let [only] = names[..]
+        && let Some(tensor) = file.get(only)?
+    {
+        return Ok(tensor);
+    }
+    Err(Error::Format {
+        path: file.path().display().to_string(),
+        problem: format!(
+            "expected a tensor named X, x, hidden or input, or one tensor alone; got {names:?}"
+        ),
+    })
+}
+
+pub(crate) fn run(options: &Options) -> Result<Verdict> {
+    let job = match (&options.weights, &options.input, options.heads) {
+        (Some(weights), Some(input), Some(heads)) => {
+            Job::from_files(weights, input, heads, options)?
+        }
+        _ => Job::bundled()?,
+    };
+    let config = job.config(options);
+    let head_dim = config.head_dim()?;
+    let gpu = match open(&options.adapter) {
+        Ok(gpu) => Some(gpu),
+        Err(Error::NoAdapter { .. }) => None,
+        Err(error) => return Err(error),
+    };
+    say(format_args!("layer       {}", job.title));
+    say(format_args!(
+        "            d_in {}, d_out {}, {} heads of {head_dim}, {}{}, {} x {} tokens",
+        config.d_in,
+        config.d_out,
+        config.heads,
+        if config.causal { "causal" } else { "full" },
+        if job.key_mask.is_some() {
+            " with a key padding mask"
+        } else {
+            ""
+        },
+        job.batch,
+        job.tokens,
+    ));
+    let Some(gpu) = gpu else {
+        return run_on_reference(&job, options);
+    };
+    let info = gpu.adapter_info();
+    say(format_args!(
+        "adapter     {} ({}, {:?}; driver {})",
+        info.name,
+        info.backend,
+        info.device_type,
+        format!("{} {}", info.driver, info.driver_info).trim()
+    ));
+
+    let layer = MultiHeadAttention::new(&gpu, config, &job.layer.weights())?;
+    let started = Instant::now();
+    let plan = layer.plan(job.batch, job.tokens, job.key_mask.is_some())?;
+    for (number, line) in plan.to_string().lines().enumerate() {
+        say(format_args!(
+            "{:<11} {line}",
+            if number == 0 { "plan" } else { "" }
+        ));
+    }
+    let run = Run::new(&gpu, &layer, &plan, &job)?;
+    run.once(None)?;
+    say(format_args!(
+        "first call  {:.1} ms, compiling the kernels included",
+        started.elapsed().as_secs_f64() * 1e3
+    ));
+    run.time(options.samples)?;
+
+    let y: Vec<f32> = run.y.read_blocking()?;
+    let expected = job.reference()?;
+    let shape = job.shape();
+    let mut right = report(
+        "the f64 reference",
+        &compare(&y, &shape, &expected, &shape, Tolerance::F32),
+    );
+    if let Some((stored, tolerance)) = &job.stored {
+        right &= report(
+            "the stored result",
+            &compare(&y, &shape, stored, &shape, *tolerance),
+        );
+    }
+    if let Some(path) = &options.output {
+        write_tensors(path, &[("Y", &shape, &y)])?;
+        say(format_args!(
+            "written     {} (Y, f32, {shape:?})",
+            path.display()
+        ));
+    }
+    Ok(if right {
+        Verdict::Right
+    } else {
+        Verdict::Wrong
+    })
+}
+
+/// Without an adapter: says so, and computes on the CPU all the same.
+fn run_on_reference(job: &Job, options: &Options) -> Result<Verdict> {
+    say(format_args!(
+        "adapter     none: no GPU adapter was found. {}",
+        install_hint()
+    ));
+    say("            running on the f64 CPU reference instead (not a measure of anything)");
+    let started = Instant::now();
+    let y = job.reference()?;
+    say(format_args!(
+        "reference   {:.1} ms",
+        started.elapsed().as_secs_f64() * 1e3
+    ));
+    let shape = job.shape();
+    let mut right = true;
+    if let Some((stored, tolerance)) = &job.stored {
+        right = report(
+            "the stored result",
+            &compare(&y, &shape, stored, &shape, *tolerance),
+        );
+    }
+    if let Some(path) = &options.output {
+        let y: Vec<f32> = y.iter().map(|value| *value as f32).collect();
+        write_tensors(path, &[("Y", &shape, &y)])?;
+        say(format_args!(
+            "written     {} (Y, f32, {shape:?})",
+            path.display()
+        ));
+    }
+    Ok(if right {
+        Verdict::Right
+    } else {
+        Verdict::Wrong
+    })
+}
+
+/// Prints a comparison; whether it passed.
+fn report(with: &str, comparison: &Comparison) -> bool {
+    say(format_args!(
+        "check       largest error {:.2e} against {with} (allowed {}): {}",
+        comparison.max_error,
+        comparison.tolerance,
+        if comparison.passed() {
+            "passed".into()
+        } else {
+            format!("FAILED. {comparison}")
+        },
+    ));
+    comparison.passed()
+}
+
+/// A layer with its operands on the GPU.
+struct Run<'a> {
+    gpu: &'a Gpu,
+    layer: &'a MultiHeadAttention,
+    plan: &'a LayerPlan,
+    x: Tensor,
+    key_mask: Option<Tensor>,
+    y: Tensor,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        gpu: &'a Gpu,
+        layer: &'a MultiHeadAttention,
+        plan: &'a LayerPlan,
+        job: &Job,
+    ) -> Result<Self> {
+        let mask = job.key_mask.as_ref();
+        let mask = mask.map(|mask| Tensor::from_slice(gpu, &[job.batch, job.tokens], mask));
+        Ok(Run {
+            gpu,
+            layer,
+            plan,
+            x: Tensor::from_slice(gpu, &[job.batch, job.tokens, job.layer.d_in], &job.x)?,
+            key_mask: mask.transpose()?,
+            y: Tensor::empty(gpu, &job.shape(), ElementType::F32)?,
+        })
+    }
+
+    /// Records something into an encoder of its own, submits and waits; the wall time of it all.
+    fn submit(
+        &self,
+        record: impl FnOnce(&mut wgpu_attention::wgpu::CommandEncoder) -> Result<()>,
+    ) -> Result<f64> {
+        let started = Instant::now();
+        let mut encoder = self
+            .gpu
+            .device()
+            .create_command_encoder(&Default::default());
+        record(&mut encoder)?;
+        let submission = self.gpu.submit(encoder.finish())?;
+        self.gpu.wait_for(submission)?;
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    fn with_arguments<T>(&self, call: impl FnOnce(LayerArguments<'_>) -> T) -> T {
+        let mask = self.key_mask.as_ref().map(Tensor::view);
+        call(LayerArguments {
+            x: &self.x.view(),
+            key_mask: mask.as_ref(),
+            y: &self.y.view(),
+        })
+    }
+
+    /// The whole layer once; wall seconds.
+    fn once(&self, mut timestamps: Option<&mut Timestamps>) -> Result<f64> {
+        self.submit(|encoder| {
+            self.with_arguments(|arguments| {
+                self.layer
+                    .encode_timed(encoder, self.plan, arguments, timestamps.as_deref_mut())
+            })?;
+            if let Some(timestamps) = timestamps {
+                timestamps.resolve(encoder);
+            }
+            Ok(())
+        })
+    }
+
+    /// One dispatch alone; wall seconds.
+    fn step(&self, step: Step) -> Result<f64> {
+        self.submit(|encoder| {
+            self.with_arguments(|arguments| {
+                self.layer
+                    .encode_step(encoder, self.plan, step, arguments, None)
+            })
+        })
+    }
+
+    /// Prints the time of each dispatch and of the whole: medians after a warm-up.
+    fn time(&self, samples: u32) -> Result<()> {
+        for _ in 0..WARM_UP {
+            self.once(None)?;
+        }
+        let steps = self.plan.steps();
+        let mut of_steps = vec![Vec::new(); steps.len()];
+        let mut of_all = Vec::new();
+        let on_gpu = self.gpu.capabilities().timestamps;
+        let started = Instant::now();
+        while (of_all.len() as u32) < samples && (of_all.is_empty() || started.elapsed() < LONGEST)
+        {
+            of_all.push(self.once(None)?);
+            if on_gpu {
+                let mut timestamps = Timestamps::new(self.gpu, steps.len() as u32)?;
+                self.once(Some(&mut timestamps))?;
+                for (times, span) in of_steps.iter_mut().zip(timestamps.read_blocking()?) {
+                    times.push(span.seconds);
+                }
+            } else {
+                for (times, (step, _)) in of_steps.iter_mut().zip(&steps) {
+                    times.push(self.step(*step)?);
+                }
+            }
+        }
+        let clock = if on_gpu {
+            "the GPU's clock"
+        } else {
+            "wall time of each alone"
+        };
+        say(format_args!(
+            "time        median of {} runs after {WARM_UP} to warm up; dispatches by {clock}",
+            of_all.len()
+        ));
+        let line = |name: String, seconds: f64, flops: u64, note: &str| {
+            say(format_args!(
+                "            {name:<18} {:>10.3} ms {:>9.2} GFLOP/s{note}",
+                seconds * 1e3,
+                flops as f64 / seconds * 1e-9
+            ));
+        };
+        for ((step, plan), times) in steps.iter().zip(&mut of_steps) {
+            line(step.to_string(), median(times), plan.flops, "");
+        }
+        line(
+            "whole".into(),
+            median(&mut of_all),
+            self.plan.flops(),
+            "  (wall time, submit to done)",
+        );
+        Ok(())
+    }
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    let (lower, upper) = (times.len().saturating_sub(1) / 2, times.len() / 2);
+    match (times.get(lower), times.get(upper)) {
+        (Some(lower), Some(upper)) => (lower + upper) / 2.0,
+        _ => f64::NAN,
+    }
+}
