@@ -81,3 +81,8 @@ pub use plan::Plan;
 pub use tensor::{Element, ElementType, Tensor, TensorView};
 
 pub use wgpu;
+
+/// The examples of the README compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

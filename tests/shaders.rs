@@ -324,6 +324,21 @@ fn the_lint_can_fail() {
     assert_eq!(misplaced_barriers(right), []);
 }
 
+#[test]
+fn the_readme_and_the_architecture_list_every_kernel() {
+    let readme = include_str!("../README.md");
+    let architecture = include_str!("../ARCHITECTURE.md");
+    for kernel in KERNELS {
+        let row = format!("| `{}` | {} |", kernel.name, kernel.summary);
+        assert!(readme.contains(&row), "README.md lacks the row {row}");
+        let row = format!("| `{}` |", kernel.name);
+        assert!(
+            architecture.contains(&row),
+            "ARCHITECTURE.md lacks a row {row}"
+        );
+    }
+}
+
 /// A kernel that does not match its descriptor is told apart.
 #[test]
 fn reflection_can_fail() {

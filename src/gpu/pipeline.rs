@@ -80,13 +80,8 @@ impl Gpu {
         }
         // Compiled outside the lock, since it may take a second; should two threads compile the same text at
         // once, the first one's is kept.
-        let started = std::time::Instant::now();
+        log::debug!("compiling {} ({configuration})", kernel.name);
         let pipeline = Arc::new(self.compile(kernel, &source)?);
-        log::debug!(
-            "compiled {} ({configuration}) in {:.0} ms",
-            kernel.name,
-            started.elapsed().as_secs_f64() * 1e3
-        );
         let mut cache = lock(&self.0.pipelines.0);
         Ok(cache.entry(source).or_insert(pipeline).clone())
     }
