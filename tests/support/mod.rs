@@ -1,6 +1,8 @@
 //! What the GPU tests share: the adapter under test, random numbers, outputs that notice stray writes.
 #![allow(dead_code)]
 
+pub mod check;
+
 use std::sync::{Mutex, OnceLock};
 use wgpu_attention::{ElementType, Gpu, GpuOptions, Tensor, wgpu};
 
