@@ -451,11 +451,7 @@ impl AttentionData {
         };
         let mask = self.mask.as_ref().map(|mask| match self.layout {
             Layout::Offset => place(gpu, &[mask.len() + 2], mask, |view| {
-                split(
-                    &sliced(&view, 0, 1..mask.len() + 1),
-                    0,
-                    &[batch, kv_len],
-                )
+                split(&sliced(&view, 0, 1..mask.len() + 1), 0, &[batch, kv_len])
             }),
             Layout::Padded => place(gpu, &[batch + 1, kv_len + 4], mask, |view| {
                 sliced(&sliced(&view, 0, 1..batch + 1), 1, 3..kv_len + 3)
@@ -475,8 +471,7 @@ impl AttentionData {
                 (guarded, view)
             }
             Layout::Padded => {
-                let guarded =
-                    Guarded::new(gpu, &[batch + 1, tokens + 2, heads + 1, head_dim + 3]);
+                let guarded = Guarded::new(gpu, &[batch + 1, tokens + 2, heads + 1, head_dim + 3]);
                 let view = sliced(&guarded.tensor.view(), 0, 1..batch + 1);
                 let view = sliced(&view, 1, 1..tokens + 1);
                 let view = sliced(&sliced(&view, 2, 0..heads), 3, 1..head_dim + 1);
