@@ -964,10 +964,44 @@ fn the_smallest_problem_gives_its_only_value() {
     });
 }
 
-/// pytorch/pytorch#142228: the batch mapped to one axis of the grid.
+/// Grids past 65535 workgroups are folded on two or three axes, with idle workgroups at the end: the same, small.
+#[test]
+fn folded_grids_reach_every_row() {
+    let folds = [[1, 1], [1, 5], [2, 3], [3, 1], [3, 7], [5, 2]];
+    for_each_attention(12, |gpu, subject, failures| {
+        let case = AttentionCase {
+            causal: Some(TopLeft),
+            ..AttentionCase::new(3, 3, 70, 70, 8)
+        };
+        let prepared = case.prepare();
+        for fold in folds {
+            let folded = Subject {
+                fold: Some(fold),
+                ..subject.clone()
+            };
+            failures.note(format!("{subject} {fold:?}"), prepared.check(gpu, &folded));
+        }
+    });
+    for_each_linear(12, |gpu, subject, failures| {
+        let prepared = LinearCase::new(3, 50, 20, 200).prepare();
+        for fold in folds {
+            let folded = Subject {
+                fold: Some(fold),
+                ..subject.clone()
+            };
+            failures.note(format!("{subject} {fold:?}"), prepared.check(gpu, &folded));
+        }
+    });
+}
+
+/// pytorch/pytorch#142228: the batch mapped to one axis of the grid. (Of the planner's kernel alone: a software
+/// adapter takes half a minute for the other.)
 #[test]
 fn a_batch_of_70000_is_right_in_every_item() {
-    for_each_attention(2, |gpu, subject, failures| {
+    for_each_attention(1, |gpu, subject, failures| {
+        if !subject.is_planned(gpu) {
+            return;
+        }
         let problem = AttentionProblem::new(70_000, 1, 2, 4);
         let data = AttentionData::new(
             problem,
@@ -987,7 +1021,7 @@ fn a_batch_of_70000_is_right_in_every_item() {
 #[test]
 fn rows_past_65535_are_softmaxed_too() {
     for_each_attention(6, |gpu, subject, failures| {
-        for (batch, heads, q_len) in [(1, 1, 65_535), (65_536, 1, 1), (1, 3, 43_691)] {
+        for (batch, heads, q_len) in [(1, 1, 65_535), (2, 1, 32_768), (1, 3, 43_691)] {
             let problem = AttentionProblem {
                 kv_len: 3,
                 scale: Some(1.0),
@@ -1028,7 +1062,7 @@ fn projections_around_every_tile_edge_match_the_reference() {
             };
             let case = LinearCase {
                 bias: number % 2 == 0,
-                layout: LINEAR_LAYOUTS[number % 5 % 4],
+                layout: LINEAR_LAYOUTS[number % 5],
                 seed: number as u64,
                 ..LinearCase::new(batch, tokens, EDGES[number * 7 % 16], d_out)
             };
@@ -1110,7 +1144,10 @@ fn projections_give_the_bias_where_there_is_no_input_channel() {
 
 #[test]
 fn projections_past_65535_workgroups_reach_every_row() {
-    for_each_linear(2, |gpu, subject, failures| {
+    for_each_linear(1, |gpu, subject, failures| {
+        if !subject.is_planned(gpu) {
+            return;
+        }
         let tile = match subject.kernel.form {
             Form::Tiled => 32,
             Form::Lanes => 16,

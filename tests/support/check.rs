@@ -7,7 +7,7 @@ use wgpu_attention::kernels::{Configuration, Form, Fragment, KERNELS, Kernel, Op
 use wgpu_attention::reference::{self, Alignment, AttentionInputs, widen};
 use wgpu_attention::{
     Attention, AttentionArguments, AttentionProblem, CausalAlignment, Element, Gpu, Linear,
-    LinearArguments, LinearProblem, Tensor, TensorView,
+    LinearArguments, LinearProblem, Plan, Tensor, TensorView, wgpu,
 };
 
 /// What is under test: a kernel of the table or a changed one, in the planner's configuration or a given one.
@@ -15,6 +15,8 @@ use wgpu_attention::{
 pub struct Subject {
     pub kernel: &'static Kernel,
     pub configuration: Option<Configuration>,
+    /// Workgroups along x and y where the grid is folded as one of more than 65535 would be.
+    pub fold: Option<[u32; 2]>,
     /// Linked in for the rule fragment of the same name.
     pub rule: Option<&'static Fragment>,
 }
@@ -27,6 +29,7 @@ pub fn kernels(operation: Operation) -> Vec<Subject> {
         .map(|kernel| Subject {
             kernel,
             configuration: None,
+            fold: None,
             rule: None,
         })
         .collect();
@@ -86,6 +89,7 @@ impl Subject {
             plan.configuration = configuration.clone();
             (plan.groups, plan.grid) = unfolded(groups)?;
         }
+        self.fold_grid(&mut plan);
         for rule in &mut plan.configuration.rules {
             if let Some(other) = self.rule
                 && other.name == rule.name
@@ -122,7 +126,22 @@ impl Subject {
             plan.configuration = configuration.clone();
             (plan.groups, plan.grid) = unfolded(groups)?;
         }
+        self.fold_grid(&mut plan);
         Linear::from_plan(gpu, problem, plan).map_err(|error| error.to_string())
+    }
+}
+
+impl Subject {
+    /// Whether it is the kernel that the planner chooses on this adapter.
+    pub fn is_planned(&self, gpu: &Gpu) -> bool {
+        let software = gpu.adapter_info().device_type == wgpu::DeviceType::Cpu;
+        (self.kernel.form == Form::Lanes) == software
+    }
+
+    fn fold_grid(&self, plan: &mut Plan) {
+        if let (Some([x, y]), Some(grid)) = (self.fold, &mut plan.grid) {
+            *grid = [x, y, plan.groups.div_ceil(x * y)];
+        }
     }
 }
 
@@ -561,9 +580,12 @@ pub enum LinearLayout {
     Offset,
     /// The middle of tensors that are larger on every axis.
     Padded,
+    /// x and y `(T, B, C)`, with one batch item more in the tensor.
+    SequenceFirst,
 }
 
-pub const LINEAR_LAYOUTS: [LinearLayout; 4] = [
+pub const LINEAR_LAYOUTS: [LinearLayout; 5] = [
+    LinearLayout::SequenceFirst,
     LinearLayout::Contiguous,
     LinearLayout::ChannelsFirst,
     LinearLayout::Offset,
@@ -717,6 +739,15 @@ impl LinearData {
                         into(vec![d_out, d_in]),
                     ),
                     guarded.tensor.view(),
+                )
+            }
+            LinearLayout::SequenceFirst => {
+                let swapped = |view: TensorView| permuted(&sliced(&view, 1, 0..batch), &[1, 0, 2]);
+                guarded = Guarded::new(gpu, &[tokens, batch + 1, d_out]);
+                (
+                    place(gpu, &[tokens, batch + 1, d_in], &self.x, swapped),
+                    place(gpu, &[d_out, d_in], &self.weight, identity),
+                    swapped(guarded.tensor.view()),
                 )
             }
             LinearLayout::Padded => {
