@@ -119,13 +119,17 @@ fn attention_lanes(
     for (var r = 0u; r < ROWS; r++) {
         let row = first_query + r * LANES + lane;
         if (row <= last_query) {
+            // A highest score of +infinity makes a NaN of the row, as inf - inf would; told by the exponent's
+            // bits and made by setting one more, since compilers may take floats for finite.
+            let bits = bitcast<u32>(highest[r]);
+            let divisor = select(total[r], bitcast<f32>(bits | 0x400000u), ((bits >> 23u) & 0xffu) == 0xffu);
             let base = params.out_offset + batch * params.out_batch_stride + row * params.out_token_stride
                 + head * params.out_head_stride;
             // @unroll
             for (var d = 0u; d < HEAD_DIM; d++) {
                 if (d < params.head_dim) {
                     // A row that saw no key gives 0.
-                    out[base + d] = select(sum[r * HEAD_DIM + d] / total[r], 0.0, total[r] == 0.0);
+                    out[base + d] = select(sum[r * HEAD_DIM + d] / divisor, 0.0, total[r] == 0.0);
                 }
             }
         }

@@ -1,5 +1,8 @@
 //! What the GPU tests share: the adapter under test, random numbers, outputs that notice stray writes.
-#![allow(dead_code)]
+// Each test file uses a part of it; `pub` is what a test file sees.
+#![allow(dead_code, unreachable_pub)]
+
+pub mod check;
 
 use std::sync::{Mutex, OnceLock};
 use wgpu_attention::{ElementType, Gpu, GpuOptions, Tensor, wgpu};
