@@ -113,6 +113,8 @@ pub struct MultiHeadAttention {
 /// clones share that memory, and so do all calls that are encoded with it: the GPU runs them one after another.
 #[derive(Clone)]
 pub struct LayerPlan {
+    /// What the layer is that it was made for.
+    config: LayerConfig,
     batch: usize,
     tokens: usize,
     masked: bool,
@@ -368,6 +370,7 @@ impl MultiHeadAttention {
         let tensor =
             |channels| Tensor::empty(&self.gpu, &[batch, tokens, channels], ElementType::F32);
         Ok(LayerPlan {
+            config: self.config,
             batch,
             tokens,
             masked,
@@ -517,11 +520,19 @@ impl MultiHeadAttention {
         let LayerArguments { x, key_mask, y } = arguments;
         let LayerPlan { batch, tokens, .. } = *plan;
         let LayerConfig { d_in, d_out, .. } = self.config;
-        if !plan.qkv.view().gpu().same_as(&self.gpu) || plan.qkv.shape()[2] != 3 * d_out {
+        plan.qkv.view().expect_gpu("plan", &self.gpu)?;
+        // Another layer's plan does as well, if that layer differs in nothing but its weights.
+        let with = |output| if output { "with" } else { "without" };
+        let (planned, present) = (plan.output_projection.is_some(), self.output.is_some());
+        if plan.config != self.config || planned != present {
             return Err(Error::parameter(
                 "plan",
-                plan.qkv.shape().len(),
-                "it was made by another layer",
+                format!("{:?} {} output projection", plan.config, with(planned)),
+                format!(
+                    "must be made for this layer, {:?} {} output projection",
+                    self.config,
+                    with(present)
+                ),
             ));
         }
         x.expect_shape("x", &[batch, tokens, d_in])?;
