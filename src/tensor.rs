@@ -197,7 +197,8 @@ impl Tensor {
 
     /// A tensor in a buffer of the caller's own, `offset` bytes from its start. Nothing is copied.
     ///
-    /// The buffer must belong to the same device as `gpu`, have the usage `STORAGE` (and `COPY_SRC` to be
+    /// The buffer must belong to the same device as `gpu` (one of another device is an error when it is used,
+    /// but one of another `wgpu::Instance` makes wgpu itself panic), have the usage `STORAGE` (and `COPY_SRC` to be
     /// read back, `COPY_DST` to be written), and a length that is a multiple of 4.
     ///
     /// # Errors

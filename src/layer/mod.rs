@@ -434,8 +434,9 @@ impl MultiHeadAttention {
         mut timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
         self.check_arguments(plan, &arguments)?;
-        for (step, _) in plan.steps() {
-            let writes = timestamps.as_deref_mut();
+        for (step, planned) in plan.steps() {
+            // A pass that is not recorded writes no timestamp, and drivers may wait for one for ever.
+            let writes = timestamps.as_deref_mut().filter(|_| planned.grid.is_some());
             let writes = writes.and_then(|timestamps| timestamps.writes(&step.to_string()));
             self.encode_step(encoder, plan, step, arguments, writes)?;
         }
@@ -537,12 +538,15 @@ impl MultiHeadAttention {
         }
         x.expect_shape("x", &[batch, tokens, d_in])?;
         x.expect_type("x", ElementType::F32)?;
+        x.expect_gpu("x", &self.gpu)?;
         y.expect_shape("y", &[batch, tokens, d_out])?;
         y.expect_type("y", ElementType::F32)?;
+        y.expect_gpu("y", &self.gpu)?;
         match (plan.masked, key_mask) {
             (true, Some(mask)) => {
                 mask.expect_shape("key_mask", &[batch, tokens])?;
                 mask.expect_type("key_mask", ElementType::Bool)?;
+                mask.expect_gpu("key_mask", &self.gpu)?;
             }
             (false, None) => {}
             (planned, _) => {
