@@ -33,7 +33,11 @@ impl Setup {
         // So that q, k and v have a size of about 1.
         let mut matrix = |out: usize, d_in: usize| -> Vec<f32> {
             let size = 1.0 / (d_in as f32).sqrt();
-            random.normals(out * d_in).iter().map(|w| w * size).collect()
+            random
+                .normals(out * d_in)
+                .iter()
+                .map(|w| w * size)
+                .collect()
         };
         let (qkv, output) = (matrix(3 * d_out, d_in), matrix(d_out, d_out));
         Setup {
@@ -51,24 +55,36 @@ impl Setup {
 
     fn output_projection(&self) -> Option<Projection<'_>> {
         let bias = self.output_bias.as_deref();
-        self.output.as_deref().map(|weight| Projection { bias, ..Projection::new(weight) })
+        self.output.as_deref().map(|weight| Projection {
+            bias,
+            ..Projection::new(weight)
+        })
     }
 
     fn layer(&self, gpu: &Gpu) -> MultiHeadAttention {
         let bias = self.qkv_bias.as_deref();
-        let qkv = QkvWeights::Fused(Projection { bias, ..Projection::new(&self.qkv) });
+        let qkv = QkvWeights::Fused(Projection {
+            bias,
+            ..Projection::new(&self.qkv)
+        });
         let output = self.output_projection();
         MultiHeadAttention::new(gpu, self.config, &LayerWeights { qkv, output }).unwrap()
     }
 
     fn forward(&self, gpu: &Gpu) -> Vec<f32> {
         let layer = self.layer(gpu);
-        layer.forward_host_blocking(&self.x, self.batch, self.tokens, self.key_mask.as_deref()).unwrap()
+        layer
+            .forward_host_blocking(&self.x, self.batch, self.tokens, self.key_mask.as_deref())
+            .unwrap()
     }
 
     fn reference(&self) -> Vec<f64> {
         let wide = |values: &Option<Vec<f32>>| values.as_deref().map(widen);
-        let (qkv_bias, output, output_bias) = (wide(&self.qkv_bias), wide(&self.output), wide(&self.output_bias));
+        let (qkv_bias, output, output_bias) = (
+            wide(&self.qkv_bias),
+            wide(&self.output),
+            wide(&self.output_bias),
+        );
         let outputs = reference::layer_without_weights(&reference::LayerInputs {
             batch: self.batch,
             tokens: self.tokens,
@@ -111,19 +127,33 @@ fn every_option_gives_what_the_reference_gives() {
     let Some(gpu) = gpu() else { return };
     let config = LayerConfig::new(7, 12, 3);
     for form in [Form::Lanes, Form::Tiled] {
-        for (number, scale) in [None, Some(0.3), Some(0.0), Some(-0.7)].into_iter().enumerate() {
+        for (number, scale) in [None, Some(0.3), Some(0.0), Some(-0.7)]
+            .into_iter()
+            .enumerate()
+        {
             for causal in [false, true] {
-                let config = LayerConfig { scale, causal, form: Some(form), ..config };
+                let config = LayerConfig {
+                    scale,
+                    causal,
+                    form: Some(form),
+                    ..config
+                };
                 let full = Setup::random(number as u64, 2, 19, config);
                 for qkv_bias in [false, true] {
                     for output in ["none", "weight", "weight and bias"] {
                         let setup = Setup {
                             qkv_bias: full.qkv_bias.clone().filter(|_| qkv_bias),
                             output: full.output.clone().filter(|_| output != "none"),
-                            output_bias: full.output_bias.clone().filter(|_| output == "weight and bias"),
+                            output_bias: full
+                                .output_bias
+                                .clone()
+                                .filter(|_| output == "weight and bias"),
                             ..full.clone()
                         };
-                        setup.check(&gpu, &format!("{config:?}, qkv bias {qkv_bias}, output {output}"));
+                        setup.check(
+                            &gpu,
+                            &format!("{config:?}, qkv bias {qkv_bias}, output {output}"),
+                        );
                     }
                 }
             }
@@ -139,7 +169,9 @@ fn rows(matrix: &[f32], d_in: usize, from: usize, to: usize) -> &[f32] {
 /// `(out, in)` as `(in, out)`.
 fn turned(matrix: &[f32], d_in: usize) -> Vec<f32> {
     let out = matrix.len() / d_in;
-    (0..d_in).flat_map(|i| (0..out).map(move |o| matrix[o * d_in + i])).collect()
+    (0..d_in)
+        .flat_map(|i| (0..out).map(move |o| matrix[o * d_in + i]))
+        .collect()
 }
 
 #[test]
@@ -150,7 +182,10 @@ fn every_form_of_weights_gives_the_same_bits() {
     let full = Setup::random(40, 2, 5, LayerConfig::new(d_in, d_out, heads).causal(true));
     full.check(&gpu, "fused");
     for with_bias in [false, true] {
-        let setup = Setup { qkv_bias: full.qkv_bias.clone().filter(|_| with_bias), ..full.clone() };
+        let setup = Setup {
+            qkv_bias: full.qkv_bias.clone().filter(|_| with_bias),
+            ..full.clone()
+        };
         let expected = bits(&setup.forward(&gpu));
         let bias = setup.qkv_bias.as_deref();
         let part = |from: usize, to: usize| Projection {
@@ -158,7 +193,8 @@ fn every_form_of_weights_gives_the_same_bits() {
             ..Projection::new(rows(&setup.qkv, d_in, from, to))
         };
         let check = |label: &str, qkv: QkvWeights, output: Option<Projection>| {
-            let layer = MultiHeadAttention::new(&gpu, setup.config, &LayerWeights { qkv, output }).unwrap();
+            let layer =
+                MultiHeadAttention::new(&gpu, setup.config, &LayerWeights { qkv, output }).unwrap();
             let got = layer.forward_host_blocking(&setup.x, 2, 5, None).unwrap();
             assert_eq!(bits(&got), expected, "{label}, bias {with_bias}");
         };
@@ -169,14 +205,24 @@ fn every_form_of_weights_gives_the_same_bits() {
         let output_bias = setup.output_bias.as_deref().unwrap();
         check(
             "Conv1D",
-            QkvWeights::Fused(Projection { bias, ..Projection::conv1d(&conv) }),
+            QkvWeights::Fused(Projection {
+                bias,
+                ..Projection::conv1d(&conv)
+            }),
             Some(Projection::conv1d(&conv_output).with_bias(output_bias)),
         );
         let [q, k, v] = [0, 1, 2].map(|block| part(block * d_out, (block + 1) * d_out));
         check("separate", QkvWeights::Separate { q, k, v }, output);
         let turned_k = turned(k.weight, d_in);
-        let k = Projection { bias: k.bias, ..Projection::conv1d(&turned_k) };
-        check("separate, k as Conv1D", QkvWeights::Separate { q, k, v }, output);
+        let k = Projection {
+            bias: k.bias,
+            ..Projection::conv1d(&turned_k)
+        };
+        check(
+            "separate, k as Conv1D",
+            QkvWeights::Separate { q, k, v },
+            output,
+        );
 
         let list: Vec<HeadProjections> = (0..heads)
             .map(|head| {
@@ -184,13 +230,19 @@ fn every_form_of_weights_gives_the_same_bits() {
                     let from = block * d_out + head * head_dim;
                     part(from, from + head_dim)
                 };
-                HeadProjections { q: of(0), k: of(1), v: of(2) }
+                HeadProjections {
+                    q: of(0),
+                    k: of(1),
+                    v: of(2),
+                }
             })
             .collect();
         check("list of heads", QkvWeights::Heads(&list), output);
 
         // On the GPU already, the fused matrix once as it is and once as the permuted view of its transpose.
-        let upload = |shape: &[usize], values: &[f32]| Tensor::from_slice(&gpu, shape, values).unwrap().view();
+        let upload = |shape: &[usize], values: &[f32]| {
+            Tensor::from_slice(&gpu, shape, values).unwrap().view()
+        };
         let gpu_bias = bias.map(|bias| upload(&[3 * d_out], bias));
         let gpu_output = (
             upload(&[d_out, d_out], setup.output.as_deref().unwrap()),
@@ -198,10 +250,15 @@ fn every_form_of_weights_gives_the_same_bits() {
         );
         for (label, weight) in [
             ("tensors", upload(&[3 * d_out, d_in], &setup.qkv)),
-            ("a permuted tensor", upload(&[d_in, 3 * d_out], &conv).permute(&[1, 0]).unwrap()),
+            (
+                "a permuted tensor",
+                upload(&[d_in, 3 * d_out], &conv).permute(&[1, 0]).unwrap(),
+            ),
         ] {
             let qkv = (weight, gpu_bias.clone());
-            let layer = MultiHeadAttention::from_tensors(&gpu, setup.config, qkv, Some(gpu_output.clone())).unwrap();
+            let layer =
+                MultiHeadAttention::from_tensors(&gpu, setup.config, qkv, Some(gpu_output.clone()))
+                    .unwrap();
             let got = layer.forward_host_blocking(&setup.x, 2, 5, None).unwrap();
             assert_eq!(bits(&got), expected, "{label}, bias {with_bias}");
         }
@@ -213,7 +270,12 @@ fn the_toy_batch_has_its_shape_and_identical_sequences_give_identical_rows() {
     let Some(gpu) = gpu() else { return };
     for heads in [1, 2, 3, 6, 9] {
         for causal in [false, true] {
-            let mut setup = Setup::random(heads as u64, 5, 6, LayerConfig::new(3, 18, heads).causal(causal));
+            let mut setup = Setup::random(
+                heads as u64,
+                5,
+                6,
+                LayerConfig::new(3, 18, heads).causal(causal),
+            );
             let sequence = setup.x[..6 * 3].to_vec();
             setup.x = sequence.repeat(5);
             let layer = setup.layer(&gpu);
@@ -221,7 +283,12 @@ fn the_toy_batch_has_its_shape_and_identical_sequences_give_identical_rows() {
             let y = layer.forward(&x, None).unwrap();
             assert_eq!(y.shape(), [5, 6, 18], "{heads} heads");
             let y: Vec<f32> = y.read_blocking().unwrap();
-            expect(&format!("{heads} heads"), &y, &[5, 6, 18], &setup.reference());
+            expect(
+                &format!("{heads} heads"),
+                &y,
+                &[5, 6, 18],
+                &setup.reference(),
+            );
             let first = bits(&y[..6 * 18]);
             for (item, rows) in y.chunks(6 * 18).enumerate() {
                 assert_eq!(bits(rows), first, "{heads} heads, sequence {item}");
@@ -235,15 +302,35 @@ fn the_toy_batch_has_its_shape_and_identical_sequences_give_identical_rows() {
 fn heads_that_do_not_divide_are_refused_with_both_numbers() {
     for (d_out, heads) in [(10, 4), (18, 4), (3, 6)] {
         let error = LayerConfig::new(3, d_out, heads).head_dim().unwrap_err();
-        assert!(matches!(error, Error::Parameter { parameter: "d_out", .. }), "{error:?}");
+        assert!(
+            matches!(
+                error,
+                Error::Parameter {
+                    parameter: "d_out",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
         let text = error.to_string();
-        assert!(text.contains(&d_out.to_string()) && text.contains(&format!("heads = {heads}")), "{text}");
+        assert!(
+            text.contains(&d_out.to_string()) && text.contains(&format!("heads = {heads}")),
+            "{text}"
+        );
     }
     let Some(gpu) = gpu() else { return };
     let weight = vec![0.0; 3 * 10 * 10];
-    let weights = LayerWeights { qkv: QkvWeights::Fused(Projection::new(&weight)), output: None };
-    let error = MultiHeadAttention::new(&gpu, LayerConfig::new(10, 10, 4), &weights).err().unwrap();
-    assert_eq!(error.to_string(), "d_out = 10: must be a multiple of heads = 4");
+    let weights = LayerWeights {
+        qkv: QkvWeights::Fused(Projection::new(&weight)),
+        output: None,
+    };
+    let error = MultiHeadAttention::new(&gpu, LayerConfig::new(10, 10, 4), &weights)
+        .err()
+        .unwrap();
+    assert_eq!(
+        error.to_string(),
+        "d_out = 10: must be a multiple of heads = 4"
+    );
 }
 
 /// pytorch#97128.
@@ -265,11 +352,18 @@ fn odd_numbers_of_heads_work_without_any_bias() {
 fn the_causal_switch_changes_every_row_but_the_last() {
     let Some(gpu) = gpu() else { return };
     let full = Setup::random(19237, 1, 8, LayerConfig::new(6, 10, 2));
-    let causal = Setup { config: full.config.causal(true), ..full.clone() };
+    let causal = Setup {
+        config: full.config.causal(true),
+        ..full.clone()
+    };
     let (full, causal) = (full.forward(&gpu), causal.forward(&gpu));
     for row in 0..8 {
         let of = |y: &[f32]| y[row * 10..(row + 1) * 10].to_vec();
-        let apart = of(&full).iter().zip(of(&causal)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let apart = of(&full)
+            .iter()
+            .zip(of(&causal))
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max);
         if row == 7 {
             assert!(apart < 1e-5, "the last row differs by {apart}");
         } else {
@@ -292,10 +386,21 @@ fn the_outputs_of_heads_lie_side_by_side() {
     }
     let identity: Vec<f32> = (0..16).map(|at| f32::from(u8::from(at % 5 == 0))).collect();
     for output in [None, Some(Projection::new(&identity))] {
-        let weights = LayerWeights { qkv: QkvWeights::Fused(Projection::new(&qkv)), output };
-        let layer = MultiHeadAttention::new(&gpu, LayerConfig::new(2, 4, 2).causal(true), &weights).unwrap();
-        let y = layer.forward_host_blocking(&[1.0, 0.0, 0.0, 1.0], 1, 2, None).unwrap();
-        expect("merged heads", &y, &[1, 2, 4], &[1.0, 2.0, 5.0, 6.0, 2.0, 3.0, 6.0, 7.0]);
+        let weights = LayerWeights {
+            qkv: QkvWeights::Fused(Projection::new(&qkv)),
+            output,
+        };
+        let layer = MultiHeadAttention::new(&gpu, LayerConfig::new(2, 4, 2).causal(true), &weights)
+            .unwrap();
+        let y = layer
+            .forward_host_blocking(&[1.0, 0.0, 0.0, 1.0], 1, 2, None)
+            .unwrap();
+        expect(
+            "merged heads",
+            &y,
+            &[1, 2, 4],
+            &[1.0, 2.0, 5.0, 6.0, 2.0, 3.0, 6.0, 7.0],
+        );
     }
 }
 
@@ -303,7 +408,10 @@ fn the_outputs_of_heads_lie_side_by_side() {
 fn the_same_call_twice_gives_the_same_bits_and_the_future_changes_none() {
     let Some(gpu) = gpu() else { return };
     for form in [Form::Lanes, Form::Tiled] {
-        let config = LayerConfig { form: Some(form), ..LayerConfig::new(6, 10, 2).causal(true) };
+        let config = LayerConfig {
+            form: Some(form),
+            ..LayerConfig::new(6, 10, 2).causal(true)
+        };
         let setup = Setup::random(7, 2, 37, config);
         let layer = setup.layer(&gpu);
         let forward = |x: &[f32]| layer.forward_host_blocking(x, 2, 37, None).unwrap();
@@ -316,8 +424,14 @@ fn the_same_call_twice_gives_the_same_bits_and_the_future_changes_none() {
             }
             let after = forward(&x);
             for item in 0..2 {
-                let of = |y: &[f32], from: usize, to: usize| bits(&y[(item * 37 + from) * 10..(item * 37 + to) * 10]);
-                assert_eq!(of(&after, 0, position), of(&before, 0, position), "{form:?}, token {position}");
+                let of = |y: &[f32], from: usize, to: usize| {
+                    bits(&y[(item * 37 + from) * 10..(item * 37 + to) * 10])
+                };
+                assert_eq!(
+                    of(&after, 0, position),
+                    of(&before, 0, position),
+                    "{form:?}, token {position}"
+                );
                 assert_ne!(
                     of(&after, position, position + 1),
                     of(&before, position, position + 1),
@@ -333,7 +447,10 @@ fn a_key_mask_hides_tokens_whatever_they_hold() {
     let Some(gpu) = gpu() else { return };
     for form in [Form::Lanes, Form::Tiled] {
         for causal in [false, true] {
-            let config = LayerConfig { form: Some(form), ..LayerConfig::new(5, 12, 3).causal(causal) };
+            let config = LayerConfig {
+                form: Some(form),
+                ..LayerConfig::new(5, 12, 3).causal(causal)
+            };
             let mut setup = Setup::random(11, 3, 21, config);
             let mut mask = Random::new(5).bools(3 * 21);
             // Item 1 sees nothing at all: every y there is the output's bias.
@@ -353,7 +470,11 @@ fn a_key_mask_hides_tokens_whatever_they_hold() {
             let after = setup.forward(&gpu);
             for (token, _) in mask.iter().enumerate().filter(|(_, seen)| **seen) {
                 let row = token * 12..(token + 1) * 12;
-                assert_eq!(bits(&after[row.clone()]), bits(&before[row]), "{label}, token {token}");
+                assert_eq!(
+                    bits(&after[row.clone()]),
+                    bits(&before[row]),
+                    "{label}, token {token}"
+                );
             }
         }
     }
@@ -366,21 +487,55 @@ fn calls_before_one_submit_do_not_see_each_other() {
     let first = Setup::random(3, 2, 11, LayerConfig::new(6, 10, 2));
     let setups = [
         first.clone(),
-        Setup { config: first.config.causal(true), ..first.clone() },
-        Setup { config: LayerConfig { scale: Some(0.05), ..first.config }, ..first.clone() },
-        Setup { config: LayerConfig { scale: Some(-2.0), causal: true, ..first.config }, ..first },
+        Setup {
+            config: first.config.causal(true),
+            ..first.clone()
+        },
+        Setup {
+            config: LayerConfig {
+                scale: Some(0.05),
+                ..first.config
+            },
+            ..first.clone()
+        },
+        Setup {
+            config: LayerConfig {
+                scale: Some(-2.0),
+                causal: true,
+                ..first.config
+            },
+            ..first
+        },
     ];
-    let alone: Vec<Vec<u32>> = setups.iter().map(|setup| bits(&setup.forward(&gpu))).collect();
+    let alone: Vec<Vec<u32>> = setups
+        .iter()
+        .map(|setup| bits(&setup.forward(&gpu)))
+        .collect();
     for (a, b) in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)] {
-        assert_ne!(alone[a], alone[b], "the calls {a} and {b} would not show a mix-up");
+        assert_ne!(
+            alone[a], alone[b],
+            "the calls {a} and {b} would not show a mix-up"
+        );
     }
     let layers: Vec<MultiHeadAttention> = setups.iter().map(|setup| setup.layer(&gpu)).collect();
-    let plans: Vec<LayerPlan> = layers.iter().map(|layer| layer.plan(2, 11, false).unwrap()).collect();
-    let x = Tensor::from_slice(&gpu, &[2, 11, 6], &setups[0].x).unwrap().view();
-    let ys: Vec<Guarded> = setups.iter().map(|setup| Guarded::new(&gpu, &setup.shape())).collect();
+    let plans: Vec<LayerPlan> = layers
+        .iter()
+        .map(|layer| layer.plan(2, 11, false).unwrap())
+        .collect();
+    let x = Tensor::from_slice(&gpu, &[2, 11, 6], &setups[0].x)
+        .unwrap()
+        .view();
+    let ys: Vec<Guarded> = setups
+        .iter()
+        .map(|setup| Guarded::new(&gpu, &setup.shape()))
+        .collect();
     run(&gpu, |encoder| {
         for ((layer, plan), y) in layers.iter().zip(&plans).zip(&ys) {
-            let arguments = LayerArguments { x: &x, key_mask: None, y: &y.tensor.view() };
+            let arguments = LayerArguments {
+                x: &x,
+                key_mask: None,
+                y: &y.tensor.view(),
+            };
             layer.encode(encoder, plan, arguments).unwrap();
         }
     });
@@ -395,18 +550,31 @@ fn one_plan_serves_many_calls_before_one_submit() {
     let setups: Vec<Setup> = (0..3)
         .map(|seed| {
             let setup = Setup::random(50, 2, 7, LayerConfig::new(6, 10, 2).causal(true));
-            Setup { x: Random::new(seed).normals(2 * 7 * 6), ..setup }
+            Setup {
+                x: Random::new(seed).normals(2 * 7 * 6),
+                ..setup
+            }
         })
         .collect();
-    let alone: Vec<Vec<u32>> = setups.iter().map(|setup| bits(&setup.forward(&gpu))).collect();
+    let alone: Vec<Vec<u32>> = setups
+        .iter()
+        .map(|setup| bits(&setup.forward(&gpu)))
+        .collect();
     assert!(alone[0] != alone[1] && alone[1] != alone[2]);
     let layer = setups[0].layer(&gpu);
     let plan = layer.plan(2, 7, false).unwrap();
-    let ys: Vec<Guarded> = setups.iter().map(|setup| Guarded::new(&gpu, &setup.shape())).collect();
+    let ys: Vec<Guarded> = setups
+        .iter()
+        .map(|setup| Guarded::new(&gpu, &setup.shape()))
+        .collect();
     run(&gpu, |encoder| {
         for (setup, y) in setups.iter().zip(&ys) {
             let x = Tensor::from_slice(&gpu, &[2, 7, 6], &setup.x).unwrap();
-            let arguments = LayerArguments { x: &x.view(), key_mask: None, y: &y.tensor.view() };
+            let arguments = LayerArguments {
+                x: &x.view(),
+                key_mask: None,
+                y: &y.tensor.view(),
+            };
             layer.encode(encoder, &plan, arguments).unwrap();
         }
     });
@@ -424,12 +592,25 @@ fn encoding_submits_nothing() {
     let x = Tensor::from_slice(&gpu, &[1, 5, 3], &setup.x).unwrap();
     let y = Tensor::from_slice(&gpu, &[1, 5, 8], &[7.0f32; 40]).unwrap();
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
-    let arguments = LayerArguments { x: &x.view(), key_mask: None, y: &y.view() };
+    let arguments = LayerArguments {
+        x: &x.view(),
+        key_mask: None,
+        y: &y.view(),
+    };
     layer.encode(&mut encoder, &plan, arguments).unwrap();
-    assert_eq!(y.read_blocking::<f32>().unwrap(), [7.0; 40], "before the submit");
+    assert_eq!(
+        y.read_blocking::<f32>().unwrap(),
+        [7.0; 40],
+        "before the submit"
+    );
     let submission = gpu.submit(encoder.finish()).unwrap();
     gpu.wait_for(submission).unwrap();
-    expect("after the submit", &y.read_blocking::<f32>().unwrap(), &[1, 5, 8], &setup.reference());
+    expect(
+        "after the submit",
+        &y.read_blocking::<f32>().unwrap(),
+        &[1, 5, 8],
+        &setup.reference(),
+    );
 }
 
 /// A plan is for the layers that it was made for: another layer's would compute something else.
@@ -440,32 +621,83 @@ fn a_plan_of_another_kind_of_layer_is_refused() {
     let layer = setup.layer(&gpu);
     let x = Tensor::from_slice(&gpu, &[1, 5, 3], &setup.x).unwrap();
     let y = Tensor::empty(&gpu, &[1, 5, 8], ElementType::F32).unwrap();
-    let arguments = LayerArguments { x: &x.view(), key_mask: None, y: &y.view() };
+    let arguments = LayerArguments {
+        x: &x.view(),
+        key_mask: None,
+        y: &y.view(),
+    };
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
     for (label, other) in [
-        ("causal", Setup { config: setup.config.causal(true), ..setup.clone() }),
-        ("scale", Setup { config: LayerConfig { scale: Some(0.1), ..setup.config }, ..setup.clone() }),
-        ("heads", Setup { config: LayerConfig { heads: 4, ..setup.config }, ..setup.clone() }),
-        ("no output projection", Setup { output: None, ..setup.clone() }),
+        (
+            "causal",
+            Setup {
+                config: setup.config.causal(true),
+                ..setup.clone()
+            },
+        ),
+        (
+            "scale",
+            Setup {
+                config: LayerConfig {
+                    scale: Some(0.1),
+                    ..setup.config
+                },
+                ..setup.clone()
+            },
+        ),
+        (
+            "heads",
+            Setup {
+                config: LayerConfig {
+                    heads: 4,
+                    ..setup.config
+                },
+                ..setup.clone()
+            },
+        ),
+        (
+            "no output projection",
+            Setup {
+                output: None,
+                ..setup.clone()
+            },
+        ),
         ("d_out", Setup::random(5, 1, 5, LayerConfig::new(3, 10, 2))),
     ] {
         let plan = other.layer(&gpu).plan(1, 5, false).unwrap();
         let error = layer.encode(&mut encoder, &plan, arguments).unwrap_err();
-        assert!(matches!(error, Error::Parameter { parameter: "plan", .. }), "{label}: {error}");
+        assert!(
+            matches!(
+                error,
+                Error::Parameter {
+                    parameter: "plan",
+                    ..
+                }
+            ),
+            "{label}: {error}"
+        );
     }
     let shape = layer.plan(1, 6, false).unwrap();
     let error = layer.encode(&mut encoder, &shape, arguments).unwrap_err();
     assert_eq!(error.to_string(), "x: expected (1, 6, 3), got (1, 5, 3)");
     let masked = layer.plan(1, 5, true).unwrap();
     let error = layer.encode(&mut encoder, &masked, arguments).unwrap_err();
-    assert_eq!(error.to_string(), "key_mask: expected a key mask as planned, got no key mask");
+    assert_eq!(
+        error.to_string(),
+        "key_mask: expected a key mask as planned, got no key mask"
+    );
 
     // The plan of a layer that differs in its weights alone will do.
     let twin = Setup::random(77, 1, 5, setup.config);
     let plan = twin.layer(&gpu).plan(1, 5, false).unwrap();
     layer.encode(&mut encoder, &plan, arguments).unwrap();
     gpu.submit(encoder.finish()).unwrap();
-    expect("a twin's plan", &y.read_blocking::<f32>().unwrap(), &[1, 5, 8], &setup.reference());
+    expect(
+        "a twin's plan",
+        &y.read_blocking::<f32>().unwrap(),
+        &[1, 5, 8],
+        &setup.reference(),
+    );
 }
 
 #[test]
@@ -473,7 +705,12 @@ fn x_and_y_may_be_strided_views() {
     let Some(gpu) = gpu() else { return };
     let (batch, tokens, d_in, d_out) = (2, 9, 6, 10);
     for output in [true, false] {
-        let mut setup = Setup::random(8, batch, tokens, LayerConfig::new(d_in, d_out, 2).causal(true));
+        let mut setup = Setup::random(
+            8,
+            batch,
+            tokens,
+            LayerConfig::new(d_in, d_out, 2).causal(true),
+        );
         setup.output = setup.output.filter(|_| output);
         let layer = setup.layer(&gpu);
         let plan = layer.plan(batch, tokens, false).unwrap();
@@ -492,27 +729,66 @@ fn x_and_y_may_be_strided_views() {
                 }
             }
         }
-        let inside = Tensor::from_slice(&gpu, &[wide_b, wide_t, wide_c], &inside).unwrap().view();
-        let inside = inside.slice(0, 1..1 + batch).unwrap().slice(1, 2..2 + tokens).unwrap();
+        let inside = Tensor::from_slice(&gpu, &[wide_b, wide_t, wide_c], &inside)
+            .unwrap()
+            .view();
+        let inside = inside
+            .slice(0, 1..1 + batch)
+            .unwrap()
+            .slice(1, 2..2 + tokens)
+            .unwrap();
         let inside = inside.slice(2, 3..3 + d_in).unwrap();
         let image = Tensor::from_slice(&gpu, &[batch, d_in, 3, 3], &channels_first).unwrap();
-        let image = image.reshape(&[batch, d_in, tokens]).unwrap().view().permute(&[0, 2, 1]).unwrap();
+        let image = image
+            .reshape(&[batch, d_in, tokens])
+            .unwrap()
+            .view()
+            .permute(&[0, 2, 1])
+            .unwrap();
         for (label, x) in [("a slice", &inside), ("channels first", &image)] {
             let y = Guarded::new(&gpu, &setup.shape());
             run(&gpu, |encoder| {
-                let arguments = LayerArguments { x, key_mask: None, y: &y.tensor.view() };
+                let arguments = LayerArguments {
+                    x,
+                    key_mask: None,
+                    y: &y.tensor.view(),
+                };
                 layer.encode(encoder, &plan, arguments).unwrap();
             });
-            assert_eq!(bits(&y.read().unwrap()), expected, "x is {label}, output projection {output}");
+            assert_eq!(
+                bits(&y.read().unwrap()),
+                expected,
+                "x is {label}, output projection {output}"
+            );
         }
 
         // y in the middle of a larger tensor: what lies beside it stays.
-        let whole = Tensor::from_slice(&gpu, &[batch, 13, 17], &vec![-1.0f32; batch * 13 * 17]).unwrap();
-        let y = whole.view().slice(1, 2..2 + tokens).unwrap().slice(2, 4..4 + d_out).unwrap();
+        let whole =
+            Tensor::from_slice(&gpu, &[batch, 13, 17], &vec![-1.0f32; batch * 13 * 17]).unwrap();
+        let y = whole
+            .view()
+            .slice(1, 2..2 + tokens)
+            .unwrap()
+            .slice(2, 4..4 + d_out)
+            .unwrap();
         run(&gpu, |encoder| {
-            layer.encode(encoder, &plan, LayerArguments { x: &inside, key_mask: None, y: &y }).unwrap();
+            layer
+                .encode(
+                    encoder,
+                    &plan,
+                    LayerArguments {
+                        x: &inside,
+                        key_mask: None,
+                        y: &y,
+                    },
+                )
+                .unwrap();
         });
-        assert_eq!(bits(&y.read_blocking().unwrap()), expected, "y is a slice, output projection {output}");
+        assert_eq!(
+            bits(&y.read_blocking().unwrap()),
+            expected,
+            "y is a slice, output projection {output}"
+        );
         let all: Vec<f32> = whole.read_blocking().unwrap();
         for (place, value) in all.iter().enumerate() {
             let (t, c) = (place / 17 % 13, place % 17);
@@ -525,11 +801,23 @@ fn x_and_y_may_be_strided_views() {
         let whole = Tensor::empty(&gpu, &[batch, d_out, tokens], ElementType::F32).unwrap();
         let y = whole.view().permute(&[0, 2, 1]).unwrap();
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
-        let result = layer.encode(&mut encoder, &plan, LayerArguments { x: &inside, key_mask: None, y: &y });
+        let result = layer.encode(
+            &mut encoder,
+            &plan,
+            LayerArguments {
+                x: &inside,
+                key_mask: None,
+                y: &y,
+            },
+        );
         if output {
             result.unwrap();
             gpu.submit(encoder.finish()).unwrap();
-            assert_eq!(bits(&y.read_blocking().unwrap()), expected, "y has its channels first");
+            assert_eq!(
+                bits(&y.read_blocking().unwrap()),
+                expected,
+                "y has its channels first"
+            );
         } else {
             assert!(matches!(result, Err(Error::Layout { .. })), "{result:?}");
         }
@@ -539,19 +827,40 @@ fn x_and_y_may_be_strided_views() {
 /// mlx#3312: no buffer of size T x T.
 #[test]
 fn memory_grows_with_the_number_of_tokens() {
-    let Some(gpu) = open(&GpuOptions::default()) else { return };
+    let Some(gpu) = open(&GpuOptions::default()) else {
+        return;
+    };
     let (d_in, d_out) = (16, 256);
-    let setup = Setup { output: None, ..Setup::random(1, 1, 1, LayerConfig::new(d_in, d_out, 4).causal(true)) };
+    let setup = Setup {
+        output: None,
+        ..Setup::random(1, 1, 1, LayerConfig::new(d_in, d_out, 4).causal(true))
+    };
     let with_output = Setup::random(1, 1, 1, setup.config);
     let (layer, projected) = (setup.layer(&gpu), with_output.layer(&gpu));
     let weights = gpu.allocated_bytes();
     for tokens in [4096, 8192, 16384] {
         let plan = layer.plan(1, tokens, false).unwrap();
         let of_tokens = |channels: usize| (4 * tokens * channels) as u64;
-        assert_eq!(plan.workspace_bytes(), of_tokens(3 * d_out), "{tokens} tokens");
-        assert!(plan.steps().iter().all(|(_, plan)| plan.workspace_bytes == 0));
-        assert_eq!(gpu.allocated_bytes(), weights + plan.workspace_bytes(), "{tokens} tokens");
-        assert_eq!(gpu.peak_allocated_bytes(), gpu.allocated_bytes(), "{tokens} tokens");
+        assert_eq!(
+            plan.workspace_bytes(),
+            of_tokens(3 * d_out),
+            "{tokens} tokens"
+        );
+        assert!(
+            plan.steps()
+                .iter()
+                .all(|(_, plan)| plan.workspace_bytes == 0)
+        );
+        assert_eq!(
+            gpu.allocated_bytes(),
+            weights + plan.workspace_bytes(),
+            "{tokens} tokens"
+        );
+        assert_eq!(
+            gpu.peak_allocated_bytes(),
+            gpu.allocated_bytes(),
+            "{tokens} tokens"
+        );
         drop(plan);
         assert_eq!(gpu.allocated_bytes(), weights, "{tokens} tokens");
     }
@@ -561,18 +870,34 @@ fn memory_grows_with_the_number_of_tokens() {
 
     // Run at 2048 tokens, with smaller heads; rows are sampled, since the reference is slow.
     let (tokens, d_out) = (2048, 64);
-    let setup = Setup { output: None, ..Setup::random(3, 1, tokens, LayerConfig::new(d_in, d_out, 4).causal(true)) };
+    let setup = Setup {
+        output: None,
+        ..Setup::random(3, 1, tokens, LayerConfig::new(d_in, d_out, 4).causal(true))
+    };
     let mut peak = 0;
     for half in [tokens / 2, tokens] {
         // A device of its own, so that the peak is that of this call.
-        let Some(gpu) = open(&GpuOptions::default()) else { return };
-        let part = Setup { tokens: half, x: setup.x[..half * d_in].to_vec(), ..setup.clone() };
+        let Some(gpu) = open(&GpuOptions::default()) else {
+            return;
+        };
+        let part = Setup {
+            tokens: half,
+            x: setup.x[..half * d_in].to_vec(),
+            ..setup.clone()
+        };
         let layer = part.layer(&gpu);
         let weights = gpu.allocated_bytes();
         let y = layer.forward_host_blocking(&part.x, 1, half, None).unwrap();
         let used = gpu.peak_allocated_bytes() - weights;
-        assert_eq!(used, (4 * half * (d_in + 4 * d_out)) as u64, "{half} tokens: x, q|k|v and y");
-        assert!(peak == 0 || used == 2 * peak, "{used} bytes for {half} tokens, {peak} for half of them");
+        assert_eq!(
+            used,
+            (4 * half * (d_in + 4 * d_out)) as u64,
+            "{half} tokens: x, q|k|v and y"
+        );
+        assert!(
+            peak == 0 || used == 2 * peak,
+            "{used} bytes for {half} tokens, {peak} for half of them"
+        );
         peak = used;
         if half == tokens {
             check_sampled_rows(&setup, &y);
@@ -582,7 +907,9 @@ fn memory_grows_with_the_number_of_tokens() {
 
 /// Rows of a layer without output projection against the reference's.
 fn check_sampled_rows(setup: &Setup, y: &[f32]) {
-    let LayerConfig { d_in, d_out, heads, .. } = setup.config;
+    let LayerConfig {
+        d_in, d_out, heads, ..
+    } = setup.config;
     let (x, weight) = (widen(&setup.x), widen(&setup.qkv));
     let bias = widen(setup.qkv_bias.as_deref().unwrap());
     let [q, k, v] = [0, 1, 2].map(|block| {
@@ -607,7 +934,12 @@ fn check_sampled_rows(setup: &Setup, y: &[f32]) {
         for head in 0..heads {
             let row = reference::attention_row(&inputs, 0, head, token).unwrap();
             let got = &y[token * d_out + head * head_dim..][..head_dim];
-            expect(&format!("token {token}, head {head}"), got, &[head_dim], &row.out);
+            expect(
+                &format!("token {token}, head {head}"),
+                got,
+                &[head_dim],
+                &row.out,
+            );
         }
     }
 }
@@ -619,11 +951,16 @@ fn an_empty_batch_gives_an_empty_result() {
     let layer = setup.layer(&gpu);
     for (batch, tokens) in [(0, 5), (5, 0), (0, 0)] {
         for mask in [None, Some(&[][..])] {
-            let y = layer.forward_host_blocking(&[], batch, tokens, mask).unwrap();
+            let y = layer
+                .forward_host_blocking(&[], batch, tokens, mask)
+                .unwrap();
             assert!(y.is_empty(), "{batch} x {tokens}");
         }
         let plan = layer.plan(batch, tokens, false).unwrap();
-        assert!(plan.steps().iter().all(|(_, plan)| plan.grid.is_none()), "{plan}");
+        assert!(
+            plan.steps().iter().all(|(_, plan)| plan.grid.is_none()),
+            "{plan}"
+        );
     }
     // And the layer works as before.
     Setup::random(2, 1, 1, setup.config).check(&gpu, "after nothing");
@@ -652,19 +989,30 @@ fn an_application_brings_its_own_device() {
     let x = buffer("x", Usage::STORAGE | Usage::COPY_DST, 4 * 2 * 13 * 6);
     let y = buffer("y", Usage::STORAGE | Usage::COPY_SRC, 4 * 2 * 13 * 12);
     let host = buffer("host", Usage::MAP_READ | Usage::COPY_DST, 4 * 2 * 13 * 12);
-    let bytes: Vec<u8> = setup.x.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let bytes: Vec<u8> = setup
+        .x
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
     queue.write_buffer(&x, 0, &bytes);
     let x = Tensor::from_buffer(&gpu, x, 0, &[2, 13, 6], ElementType::F32).unwrap();
     let y_tensor = Tensor::from_buffer(&gpu, y.clone(), 0, &[2, 13, 12], ElementType::F32).unwrap();
     let mut encoder = device.create_command_encoder(&Default::default());
-    let arguments = LayerArguments { x: &x.view(), key_mask: None, y: &y_tensor.view() };
+    let arguments = LayerArguments {
+        x: &x.view(),
+        key_mask: None,
+        y: &y_tensor.view(),
+    };
     layer.encode(&mut encoder, &plan, arguments).unwrap();
     encoder.copy_buffer_to_buffer(&y, 0, &host, 0, 4 * 2 * 13 * 12);
     queue.submit([encoder.finish()]);
     host.map_async(wgpu::MapMode::Read, .., |result| result.unwrap());
     device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
     let mapped = host.get_mapped_range(..).unwrap();
-    let got: Vec<f32> = mapped.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let got: Vec<f32> = mapped
+        .chunks(4)
+        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+        .collect();
     expect("own device", &got, &[2, 13, 12], &setup.reference());
 }
 
@@ -676,7 +1024,8 @@ mod golden {
 
     /// The cases of a folder that check kernels, not the reference.
     fn cases(folder: &str, at_least: usize) -> Vec<Case> {
-        let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases")).join(folder);
+        let folder =
+            PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases")).join(folder);
         let files = find_cases(&[folder]).unwrap().into_iter();
         let cases: Vec<Case> = files
             .filter(|file| !file.to_string_lossy().contains(".f64."))
@@ -697,8 +1046,18 @@ mod golden {
     fn check(tolerances: &mut Tolerances, case: &Case, label: &str, output: &str, got: &[f32]) {
         let expected = case.output(output).unwrap();
         let (tolerance, _) = tolerances.of(case, output).unwrap();
-        let comparison = compare(got, &expected.shape, &expected.values, &expected.shape, tolerance);
-        assert!(comparison.passed(), "{} {output}, {label}: {comparison}", case.name);
+        let comparison = compare(
+            got,
+            &expected.shape,
+            &expected.values,
+            &expected.shape,
+            tolerance,
+        );
+        assert!(
+            comparison.passed(),
+            "{} {output}, {label}: {comparison}",
+            case.name
+        );
     }
 
     /// `[B, T, d_in]` and the heads, of a case that says so by its attributes and the shape of `x`.
@@ -709,7 +1068,11 @@ mod golden {
 
     /// Both forms where the tiled one is quick enough on a software adapter.
     fn forms(head_dim: usize) -> &'static [Option<Form>] {
-        if head_dim <= 32 { &[Some(Form::Lanes), Some(Form::Tiled)] } else { &[None] }
+        if head_dim <= 32 {
+            &[Some(Form::Lanes), Some(Form::Tiled)]
+        } else {
+            &[None]
+        }
     }
 
     #[test]
@@ -719,17 +1082,38 @@ mod golden {
         for case in cases("module_fused", 11) {
             let ([batch, tokens, d_in], heads) = shape(&case, "X");
             let d_out = case.attr_usize("d_out").unwrap();
-            let (x, qkv, output) = (input(&case, "X"), input(&case, "Wqkv"), input(&case, "Wproj"));
+            let (x, qkv, output) = (
+                input(&case, "X"),
+                input(&case, "Wqkv"),
+                input(&case, "Wproj"),
+            );
             let (qkv_bias, output_bias) = (input_opt(&case, "bqkv"), input_opt(&case, "bproj"));
             assert_eq!(qkv_bias.is_some(), case.attr_bool("qkv_bias").unwrap());
             for form in forms(d_out / heads) {
-                let config = LayerConfig::new(d_in, d_out, heads).causal(case.attr_bool("causal").unwrap());
+                let config =
+                    LayerConfig::new(d_in, d_out, heads).causal(case.attr_bool("causal").unwrap());
                 let weights = LayerWeights {
-                    qkv: QkvWeights::Fused(Projection { bias: qkv_bias.as_deref(), ..Projection::new(&qkv) }),
-                    output: Some(Projection { bias: output_bias.as_deref(), ..Projection::new(&output) }),
+                    qkv: QkvWeights::Fused(Projection {
+                        bias: qkv_bias.as_deref(),
+                        ..Projection::new(&qkv)
+                    }),
+                    output: Some(Projection {
+                        bias: output_bias.as_deref(),
+                        ..Projection::new(&output)
+                    }),
                 };
-                let layer = MultiHeadAttention::new(&gpu, LayerConfig { form: *form, ..config }, &weights).unwrap();
-                let y = layer.forward_host_blocking(&x, batch, tokens, None).unwrap();
+                let layer = MultiHeadAttention::new(
+                    &gpu,
+                    LayerConfig {
+                        form: *form,
+                        ..config
+                    },
+                    &weights,
+                )
+                .unwrap();
+                let y = layer
+                    .forward_host_blocking(&x, batch, tokens, None)
+                    .unwrap();
                 check(&mut tolerances, &case, &format!("{form:?}"), "Y", &y);
             }
         }
@@ -742,20 +1126,31 @@ mod golden {
         for case in cases("module_heads", 4) {
             let ([batch, tokens, d_in], heads) = shape(&case, "X");
             let head_dim = case.attr_usize("head_dim").unwrap();
-            let config = LayerConfig::new(d_in, heads * head_dim, heads).causal(case.attr_bool("causal").unwrap());
+            let config = LayerConfig::new(d_in, heads * head_dim, heads)
+                .causal(case.attr_bool("causal").unwrap());
             let (x, output) = (input(&case, "X"), input(&case, "Wproj"));
             let output_bias = input_opt(&case, "bproj");
-            let output = Some(Projection { bias: output_bias.as_deref(), ..Projection::new(&output) });
+            let output = Some(Projection {
+                bias: output_bias.as_deref(),
+                ..Projection::new(&output)
+            });
 
             // (H, d_in, head_dim): each head has an (in, out) matrix.
-            let parts = ["q", "k", "v"].map(|part| (input(&case, &format!("W{part}")), input_opt(&case, &format!("b{part}"))));
+            let parts = ["q", "k", "v"].map(|part| {
+                (
+                    input(&case, &format!("W{part}")),
+                    input_opt(&case, &format!("b{part}")),
+                )
+            });
             let list: Vec<HeadProjections> = (0..heads)
                 .map(|head| {
                     let [q, k, v] = [0, 1, 2].map(|part: usize| {
                         let (weight, bias) = &parts[part];
                         let size = d_in * head_dim;
                         Projection {
-                            bias: bias.as_deref().map(|bias| &bias[head * head_dim..(head + 1) * head_dim]),
+                            bias: bias
+                                .as_deref()
+                                .map(|bias| &bias[head * head_dim..(head + 1) * head_dim]),
                             ..Projection::conv1d(&weight[head * size..(head + 1) * size])
                         }
                     });
@@ -764,13 +1159,26 @@ mod golden {
                 .collect();
             let fused = input(&case, "fused_Wqkv");
             let fused_bias = input_opt(&case, "fused_bqkv");
-            let fused = Projection { bias: fused_bias.as_deref(), ..Projection::new(&fused) };
+            let fused = Projection {
+                bias: fused_bias.as_deref(),
+                ..Projection::new(&fused)
+            };
 
             for form in forms(head_dim) {
-                let config = LayerConfig { form: *form, ..config };
-                for (label, qkv) in [("list", QkvWeights::Heads(&list)), ("fused", QkvWeights::Fused(fused))] {
-                    let layer = MultiHeadAttention::new(&gpu, config, &LayerWeights { qkv, output }).unwrap();
-                    let y = layer.forward_host_blocking(&x, batch, tokens, None).unwrap();
+                let config = LayerConfig {
+                    form: *form,
+                    ..config
+                };
+                for (label, qkv) in [
+                    ("list", QkvWeights::Heads(&list)),
+                    ("fused", QkvWeights::Fused(fused)),
+                ] {
+                    let layer =
+                        MultiHeadAttention::new(&gpu, config, &LayerWeights { qkv, output })
+                            .unwrap();
+                    let y = layer
+                        .forward_host_blocking(&x, batch, tokens, None)
+                        .unwrap();
                     let label = format!("{label}, {form:?}");
                     check(&mut tolerances, &case, &label, "Y", &y);
                     check(&mut tolerances, &case, &label, "Y_fused", &y);
@@ -787,17 +1195,33 @@ mod golden {
             let ([batch, tokens, d_model], heads) = shape(&case, "hidden");
             let hidden = input(&case, "hidden");
             let mask = case.input("key_mask").unwrap().to_bool().unwrap();
-            assert!(mask.contains(&false), "a case without padding shows nothing");
-            let parts = ["q", "k", "v", "o"].map(|part| (input(&case, &format!("W{part}")), input(&case, &format!("b{part}"))));
+            assert!(
+                mask.contains(&false),
+                "a case without padding shows nothing"
+            );
+            let parts = ["q", "k", "v", "o"].map(|part| {
+                (
+                    input(&case, &format!("W{part}")),
+                    input(&case, &format!("b{part}")),
+                )
+            });
             let [q, k, v, output] = [0, 1, 2, 3].map(|part: usize| {
                 let (weight, bias) = &parts[part];
                 Projection::new(weight).with_bias(bias)
             });
             for form in forms(d_model / heads) {
-                let config = LayerConfig { form: *form, ..LayerConfig::new(d_model, d_model, heads) };
-                let weights = LayerWeights { qkv: QkvWeights::Separate { q, k, v }, output: Some(output) };
+                let config = LayerConfig {
+                    form: *form,
+                    ..LayerConfig::new(d_model, d_model, heads)
+                };
+                let weights = LayerWeights {
+                    qkv: QkvWeights::Separate { q, k, v },
+                    output: Some(output),
+                };
                 let layer = MultiHeadAttention::new(&gpu, config, &weights).unwrap();
-                let y = layer.forward_host_blocking(&hidden, batch, tokens, Some(&mask)).unwrap();
+                let y = layer
+                    .forward_host_blocking(&hidden, batch, tokens, Some(&mask))
+                    .unwrap();
                 check(&mut tolerances, &case, &format!("{form:?}"), "Y", &y);
                 check(&mut tolerances, &case, &format!("{form:?}"), "hf_Y", &y);
             }

@@ -3,7 +3,10 @@
 use wgpu_attention::wgpu;
 
 /// The adapter under test with the given features and WebGPU's default limits (or less, where it has less).
-pub fn own_device(gpu: &wgpu_attention::Gpu, features: wgpu::Features) -> (wgpu::Device, wgpu::Queue) {
+pub fn own_device(
+    gpu: &wgpu_attention::Gpu,
+    features: wgpu::Features,
+) -> (wgpu::Device, wgpu::Queue) {
     own_devices(gpu, features, 1).remove(0)
 }
 
@@ -29,5 +32,7 @@ pub fn own_devices(
         ..Default::default()
     };
     let request = || pollster::block_on(adapter.request_device(&descriptor));
-    (0..count).map(|_| request().expect("a device with default limits")).collect()
+    (0..count)
+        .map(|_| request().expect("a device with default limits"))
+        .collect()
 }
