@@ -16,7 +16,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 use support::{Random, gpu, open, run};
 use wgpu_attention::compare::{Tolerance, compare};
-use wgpu_attention::kernels::{Form, KERNELS, Operation};
+use wgpu_attention::kernels::{Form, KERNELS, KEY_MASK, Operation};
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::*;
 
@@ -166,41 +166,34 @@ fn a_name_that_matches_nothing_is_an_error_that_lists_what_there_is() {
     assert!(remedy.contains("one of these names"), "{remedy}");
 }
 
-/// wgpu#368. Run by the test below in an environment without drivers.
-#[test]
-#[ignore = "a_machine_without_adapters_is_an_error runs it"]
-fn child_without_adapters() {
-    let error = Gpu::open_blocking(&GpuOptions::default()).unwrap_err();
-    let text = error.to_string();
-    assert!(matches!(error, Error::NoAdapter { .. }), "{text}");
-    assert!(
-        text.contains(&std::env::var("EXPECTED_WORDS").unwrap()),
-        "{text}"
-    );
-    match adapters_blocking(&GpuOptions::default()) {
-        Ok(found) => assert!(found.is_empty(), "{found:?}"),
-        Err(error) => assert!(matches!(error, Error::NoAdapter { .. }), "{error}"),
-    }
-}
-
+/// wgpu#368. Environments without drivers are those of this same test, run again in a process of its own.
 #[test]
 fn a_machine_without_adapters_is_an_error() {
-    let cases: &[(&str, &str)] = if cfg!(target_os = "linux") {
-        &[
-            ("vulkan", "mesa-vulkan-drivers"),
-            ("nonsense", "WGPU_BACKEND=\"nonsense\" names no backend"),
-        ]
-    } else {
-        &[("nonsense", "WGPU_BACKEND=\"nonsense\" names no backend")]
-    };
+    const ROLE: &str = "WGPU_ATTENTION_TEST_EXPECTS";
+    if let Ok(expected) = std::env::var(ROLE) {
+        let error = Gpu::open_blocking(&GpuOptions::default()).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::NoAdapter { .. }), "{text}");
+        assert!(text.contains(&expected), "{text}");
+        match adapters_blocking(&GpuOptions::default()) {
+            Ok(found) => assert!(found.is_empty(), "{found:?}"),
+            Err(error) => assert!(matches!(error, Error::NoAdapter { .. }), "{error}"),
+        }
+        return;
+    }
+    let mut cases = vec![("nonsense", "WGPU_BACKEND=\"nonsense\" names no backend")];
+    // Elsewhere a Vulkan driver is found without a variable that could hide it.
+    if cfg!(target_os = "linux") {
+        cases.push(("vulkan", "mesa-vulkan-drivers"));
+    }
     for (backend, words) in cases {
         let child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child_without_adapters", "--ignored"])
+            .args(["--exact", "a_machine_without_adapters_is_an_error"])
             .env("VK_DRIVER_FILES", "/none")
             .env("VK_ICD_FILENAMES", "/none")
             .env("WGPU_BACKEND", backend)
             .env_remove("WGPU_ADAPTER_NAME")
-            .env("EXPECTED_WORDS", words)
+            .env(ROLE, words)
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&child.stdout);
@@ -254,9 +247,12 @@ fn every_kernel_builds_under_webgpu_default_limits() {
     for kernel in KERNELS {
         gpu.capabilities().can_run(kernel).unwrap();
         for configuration in (kernel.configurations)() {
-            // The lanes kernels hold everything in registers and compile for seconds where D is large.
+            // Limits do not depend on the rule, and a large head compiles for seconds: those come with one rule
+            // only, and in the lanes form, which declares no more for them, not at all.
             let head_dim = configuration.get("HEAD_DIM");
-            if kernel.form == Form::Lanes && head_dim * configuration.get("ROWS") > 64 {
+            let second_rule = configuration.rules.contains(&&KEY_MASK);
+            let large = head_dim * configuration.get("ROWS") > 64;
+            if head_dim > 16 && second_rule || kernel.form == Form::Lanes && large {
                 continue;
             }
             let plan = |plan: Result<Plan>| Plan {
@@ -286,7 +282,7 @@ fn every_kernel_builds_under_webgpu_default_limits() {
             built += 1;
         }
     }
-    assert!(built >= 20, "only {built} pipelines");
+    assert!(built >= 16, "only {built} pipelines");
 }
 
 #[test]

@@ -19,8 +19,7 @@ pub fn open(options: &GpuOptions) -> Option<Gpu> {
     match Gpu::open_blocking(options) {
         Ok(gpu) => Some(gpu),
         Err(error) => {
-            let required =
-                std::env::var("WGPU_ATTENTION_REQUIRE_GPU").is_ok_and(|value| value == "1");
+            let required = std::env::var("WGPU_ATTENTION_REQUIRE_GPU").is_ok_and(|value| value == "1");
             assert!(!required, "WGPU_ATTENTION_REQUIRE_GPU=1, but {error}");
             eprintln!("\n*** NOT TESTED ON A GPU: {error} ***\n");
             None
@@ -39,18 +38,13 @@ impl Random {
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         self.0 >> 33
     }
 
     /// Roughly normal with mean 0 and deviation 1: the sum of 12 uniform numbers, less 6.
     pub fn normal(&mut self) -> f32 {
-        let sum: f64 = (0..12)
-            .map(|_| self.next() as f64 / (1u64 << 31) as f64)
-            .sum();
+        let sum: f64 = (0..12).map(|_| self.next() as f64 / (1u64 << 31) as f64).sum();
         (sum - 6.0) as f32
     }
 
@@ -84,23 +78,14 @@ impl Guarded {
         let count: usize = shape.iter().product();
         let all = vec![f32::from_bits(SENTINEL); count + 2 * GUARD];
         let whole = Tensor::from_slice(gpu, &[all.len()], &all).expect("a guarded output");
-        let tensor = Tensor::from_buffer(
-            gpu,
-            whole.buffer().clone(),
-            4 * GUARD as u64,
-            shape,
-            ElementType::F32,
-        )
-        .expect("a guarded output");
+        let tensor = Tensor::from_buffer(gpu, whole.buffer().clone(), 4 * GUARD as u64, shape, ElementType::F32)
+            .expect("a guarded output");
         Guarded { tensor, whole }
     }
 
     /// The output, once nothing beside it was written and every element of it was.
     pub fn read(&self) -> Result<Vec<f32>, String> {
-        let all: Vec<f32> = self
-            .whole
-            .read_blocking()
-            .map_err(|error| error.to_string())?;
+        let all: Vec<f32> = self.whole.read_blocking().map_err(|error| error.to_string())?;
         let untouched = |value: &f32| value.to_bits() == SENTINEL;
         let end = all.len() - GUARD;
         let inside = &all[GUARD..end];
@@ -119,8 +104,7 @@ impl Guarded {
 /// Fills memory of the given size with NaN and gives it back, so that what is allocated next may be that memory.
 pub fn leave_dirt(gpu: &Gpu, elements: usize) {
     for _ in 0..3 {
-        let dirt = Tensor::from_slice(gpu, &[elements.max(1)], &vec![f32::NAN; elements.max(1)])
-            .expect("dirt");
+        let dirt = Tensor::from_slice(gpu, &[elements.max(1)], &vec![f32::NAN; elements.max(1)]).expect("dirt");
         let _ = dirt.read_blocking::<f32>();
     }
 }
