@@ -92,25 +92,28 @@ impl AttentionProblem {
         }
     }
 
-    /// Pairs of a query and a key that its position lets it see, over all heads and batch items.
+    /// Pairs of a query and a key that its position lets it see, over all heads and batch items; `u64::MAX`
+    /// if there are more.
     pub fn pairs(&self) -> u64 {
-        let (q_len, kv_len) = (self.q_len as u64, self.kv_len as u64);
-        let one_head = match self.causal_offset() {
-            None => q_len.saturating_mul(kv_len),
-            Some(offset) => {
-                // Row i sees i + offset + 1 keys, from 0 up to all of them.
-                let seen_from = (-offset).clamp(0, q_len as i64) as u64;
-                let full_from =
-                    (kv_len as i64 - 1 - offset).clamp(seen_from as i64, q_len as i64) as u64;
-                let ramp = full_from - seen_from;
-                let first = (seen_from as i64 + offset + 1).clamp(0, kv_len as i64) as u64;
-                (ramp * first + ramp * ramp.saturating_sub(1) / 2)
-                    .saturating_add((q_len - full_from).saturating_mul(kv_len))
-            }
+        // In 128 bits: the lengths are a caller's, and need not have been planned.
+        let (q_len, kv_len) = (self.q_len as i128, self.kv_len as i128);
+        let offset = match self.causal {
+            None => kv_len,
+            Some(CausalAlignment::TopLeft) => 0,
+            Some(CausalAlignment::BottomRight) => kv_len - q_len,
         };
-        one_head
-            .saturating_mul(self.heads as u64)
-            .saturating_mul(self.batch as u64)
+        // Row i sees i + offset + 1 keys, from 0 up to all of them.
+        let seen_from = (-offset).clamp(0, q_len);
+        let full_from = (kv_len - 1 - offset).clamp(seen_from, q_len);
+        let ramp = full_from - seen_from;
+        let first = (seen_from + offset + 1).clamp(0, kv_len);
+        let one_head = (ramp as u128 * first as u128)
+            .saturating_add(ramp as u128 * (ramp - 1).max(0) as u128 / 2)
+            .saturating_add((q_len - full_from) as u128 * kv_len as u128);
+        let all = one_head
+            .saturating_mul(self.heads as u128)
+            .saturating_mul(self.batch as u128);
+        u64::try_from(all).unwrap_or(u64::MAX)
     }
 
     /// Row i sees keys 0..=i + offset.

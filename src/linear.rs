@@ -30,9 +30,6 @@ impl LinearProblem {
     /// [`Error::LimitExceeded`] for what does not fit the device or 32-bit counting.
     pub fn plan(&self, capabilities: &Capabilities) -> Result<Plan> {
         let (kernel, reason) = choose_kernel(Operation::Linear, capabilities, self.form)?;
-        let rows = self.batch as u64 * self.tokens as u64;
-        let (configuration, why) = configure(kernel, rows);
-        let (tile_m, tile_n) = tile(kernel.form, &configuration);
         for (name, value) in [
             ("batch", self.batch),
             ("tokens", self.tokens),
@@ -41,10 +38,14 @@ impl LinearProblem {
         ] {
             size(name, value)?;
         }
+        // Both are below 2^31 here, so that their product fits.
+        let rows = self.batch as u64 * self.tokens as u64;
         size(
             "batch * tokens",
             usize::try_from(rows).unwrap_or(usize::MAX),
         )?;
+        let (configuration, why) = configure(kernel, rows);
+        let (tile_m, tile_n) = tile(kernel.form, &configuration);
         let groups = rows.div_ceil(tile_m) * (self.d_out as u64).div_ceil(tile_n);
         let grid = fold(groups, capabilities, "linear")?;
         let plan = Plan {

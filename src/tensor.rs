@@ -153,9 +153,10 @@ pub(crate) fn elements(what: &str, shape: &[usize]) -> Result<u64> {
 }
 
 fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
+    let mut strides = vec![1usize; shape.len()];
     for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+        // Only an empty tensor has sizes whose product does not fit: its strides are never used.
+        strides[axis - 1] = strides[axis].saturating_mul(shape[axis].max(1));
     }
     strides
 }
@@ -196,7 +197,8 @@ impl Tensor {
 
     /// A tensor in a buffer of the caller's own, `offset` bytes from its start. Nothing is copied.
     ///
-    /// The buffer must belong to the same device as `gpu`, have the usage `STORAGE` (and `COPY_SRC` to be
+    /// The buffer must belong to the same device as `gpu` (one of another device is an error when it is used,
+    /// but one of another `wgpu::Instance` makes wgpu itself panic), have the usage `STORAGE` (and `COPY_SRC` to be
     /// read back, `COPY_DST` to be written), and a length that is a multiple of 4.
     ///
     /// # Errors
@@ -409,7 +411,9 @@ impl TensorView {
         }
         let mut view = self.clone();
         view.shape[axis] = range.end - range.start;
-        view.offset += range.start * self.strides[axis];
+        // Saturates in an empty tensor only, where nothing is ever addressed.
+        let skipped = range.start.saturating_mul(self.strides[axis]);
+        view.offset = view.offset.saturating_add(skipped);
         Ok(view)
     }
 
@@ -432,7 +436,7 @@ impl TensorView {
         let mut view = self.clone();
         view.shape.splice(axis..=axis, sizes.iter().copied());
         view.strides
-            .splice(axis..=axis, inner.iter().map(|step| step * stride));
+            .splice(axis..=axis, inner.iter().map(|s| s.saturating_mul(stride)));
         Ok(view)
     }
 
@@ -507,6 +511,9 @@ impl TensorView {
 
     /// How many elements it has.
     pub fn elements(&self) -> u64 {
+        if self.shape.contains(&0) {
+            return 0;
+        }
         // The shape was checked when the tensor was made, and no view has more elements than it.
         self.shape.iter().map(|size| *size as u64).product()
     }
@@ -581,6 +588,9 @@ impl TensorView {
 
     /// Whether no two indices share an element: what a kernel may write to.
     pub(crate) fn is_injective(&self) -> bool {
+        if self.elements() == 0 {
+            return true;
+        }
         let mut axes: Vec<(usize, usize)> = self
             .strides
             .iter()

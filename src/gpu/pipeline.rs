@@ -220,12 +220,15 @@ impl Gpu {
                 }
             })
             .collect();
-        self.checked(call.label, 0, |device| {
-            let bind_group = device.create_bind_group(&wgpu::BindGroupDescriptor {
+        // Before the pass begins: a pass with an unsound bind group would spoil the caller's encoder.
+        let bind_group = self.checked(call.label, 0, |device| {
+            device.create_bind_group(&wgpu::BindGroupDescriptor {
                 label: Some(call.label),
                 layout: &pipeline.layout,
                 entries: &entries,
-            });
+            })
+        })?;
+        self.checked(call.label, 0, |_| {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
                 label: Some(call.label),
                 timestamp_writes: call.timestamps,

@@ -33,6 +33,8 @@ impl Gpu {
         if size > available {
             return Err(Error::limit_bytes(what, "max_buffer_size", size, available));
         }
+        // A lost device makes buffers without a word: a poll is when wgpu tells of the loss.
+        let _ = self.device().poll(wgpu::PollType::Poll);
         self.checked(what, size, |device| {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some(what),

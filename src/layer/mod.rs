@@ -113,6 +113,8 @@ pub struct MultiHeadAttention {
 /// clones share that memory, and so do all calls that are encoded with it: the GPU runs them one after another.
 #[derive(Clone)]
 pub struct LayerPlan {
+    /// What the layer is that it was made for.
+    config: LayerConfig,
     batch: usize,
     tokens: usize,
     masked: bool,
@@ -368,6 +370,7 @@ impl MultiHeadAttention {
         let tensor =
             |channels| Tensor::empty(&self.gpu, &[batch, tokens, channels], ElementType::F32);
         Ok(LayerPlan {
+            config: self.config,
             batch,
             tokens,
             masked,
@@ -431,8 +434,9 @@ impl MultiHeadAttention {
         mut timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
         self.check_arguments(plan, &arguments)?;
-        for (step, _) in plan.steps() {
-            let writes = timestamps.as_deref_mut();
+        for (step, planned) in plan.steps() {
+            // A pass that is not recorded writes no timestamp, and drivers may wait for one for ever.
+            let writes = timestamps.as_deref_mut().filter(|_| planned.grid.is_some());
             let writes = writes.and_then(|timestamps| timestamps.writes(&step.to_string()));
             self.encode_step(encoder, plan, step, arguments, writes)?;
         }
@@ -517,21 +521,32 @@ impl MultiHeadAttention {
         let LayerArguments { x, key_mask, y } = arguments;
         let LayerPlan { batch, tokens, .. } = *plan;
         let LayerConfig { d_in, d_out, .. } = self.config;
-        if !plan.qkv.view().gpu().same_as(&self.gpu) || plan.qkv.shape()[2] != 3 * d_out {
+        plan.qkv.view().expect_gpu("plan", &self.gpu)?;
+        // Another layer's plan does as well, if that layer differs in nothing but its weights.
+        let with = |output| if output { "with" } else { "without" };
+        let (planned, present) = (plan.output_projection.is_some(), self.output.is_some());
+        if plan.config != self.config || planned != present {
             return Err(Error::parameter(
                 "plan",
-                plan.qkv.shape().len(),
-                "it was made by another layer",
+                format!("{:?} {} output projection", plan.config, with(planned)),
+                format!(
+                    "must be made for this layer, {:?} {} output projection",
+                    self.config,
+                    with(present)
+                ),
             ));
         }
         x.expect_shape("x", &[batch, tokens, d_in])?;
         x.expect_type("x", ElementType::F32)?;
+        x.expect_gpu("x", &self.gpu)?;
         y.expect_shape("y", &[batch, tokens, d_out])?;
         y.expect_type("y", ElementType::F32)?;
+        y.expect_gpu("y", &self.gpu)?;
         match (plan.masked, key_mask) {
             (true, Some(mask)) => {
                 mask.expect_shape("key_mask", &[batch, tokens])?;
                 mask.expect_type("key_mask", ElementType::Bool)?;
+                mask.expect_gpu("key_mask", &self.gpu)?;
             }
             (false, None) => {}
             (planned, _) => {

@@ -136,8 +136,9 @@ impl LayerWeights<'_> {
             .iter()
             .any(|(_, projection, _)| projection.bias.is_some());
         let mut fused = Dense {
-            weight: Vec::with_capacity(3 * d_out * d_in),
-            bias: any_bias.then(|| Vec::with_capacity(3 * d_out)),
+            // Sizes are held against the slices part by part: nothing is reserved for what may not be there.
+            weight: Vec::new(),
+            bias: any_bias.then(Vec::new),
         };
         for (name, projection, out) in parts {
             let dense = dense(&name, projection, d_in, out)?;

@@ -1,0 +1,883 @@
+//! What goes wrong says what, what was expected, what was there and what to do; and nothing that a caller passes panics.
+#![allow(clippy::unwrap_used, clippy::panic, unreachable_pub)]
+
+mod support;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use support::{Random, gpu, open};
+use wgpu_attention::kernels::{Form, Kernel};
+use wgpu_attention::*;
+
+/// The error, when it is of the kind expected and its text is exactly that.
+fn says(result: Result<()>, kind: &str, text: &str) {
+    let error = result.expect_err(text);
+    assert_eq!(error.to_string(), text);
+    assert_eq!(kind_of(&error), kind, "{text}");
+}
+
+fn kind_of(error: &Error) -> &'static str {
+    match error {
+        Error::NoAdapter { .. } => "no adapter",
+        Error::MissingFeature { .. } => "missing feature",
+        Error::LimitExceeded { .. } => "limit",
+        Error::Shape { .. } => "shape",
+        Error::Type { .. } => "type",
+        Error::Parameter { .. } => "parameter",
+        Error::Layout { .. } => "layout",
+        Error::OtherDevice { .. } => "other device",
+        Error::Shader { .. } => "shader",
+        Error::Validation { .. } => "validation",
+        Error::Io { .. } => "io",
+        Error::Format { .. } => "format",
+        _ => "another",
+    }
+}
+
+fn capabilities() -> Capabilities {
+    Capabilities::webgpu_defaults(wgpu::DeviceType::DiscreteGpu)
+}
+
+// ---- without a GPU ----
+
+#[test]
+fn plans_say_what_is_wrong_with_a_problem() {
+    let attention = |change: fn(&mut AttentionProblem)| {
+        let mut problem = AttentionProblem::new(1, 2, 8, 16);
+        change(&mut problem);
+        problem.plan(&capabilities()).map(drop)
+    };
+    says(
+        attention(|p| p.heads = 0),
+        "parameter",
+        "heads = 0: must be at least 1",
+    );
+    says(
+        attention(|p| p.head_dim = 0),
+        "parameter",
+        "head_dim = 0: must be at least 1",
+    );
+    for (scale, word) in [
+        (f32::NAN, "NaN"),
+        (f32::INFINITY, "inf"),
+        (f32::NEG_INFINITY, "-inf"),
+    ] {
+        let problem = AttentionProblem {
+            scale: Some(scale),
+            ..AttentionProblem::new(1, 2, 8, 16)
+        };
+        says(
+            problem.plan(&capabilities()).map(drop),
+            "parameter",
+            &format!("scale = {word}: must be finite"),
+        );
+    }
+    says(
+        attention(|p| p.head_dim = 257),
+        "limit",
+        "head_dim needs 257 channels, but the largest compiled head size allows 256; make the problem smaller or split it",
+    );
+    says(
+        attention(|p| p.kv_len = 1 << 31),
+        "limit",
+        "kv_len needs 2147483648 elements, but sizes of one axis allows 2147483647; make the problem smaller or split it",
+    );
+    let few = Capabilities {
+        max_storage_buffers: 4,
+        ..capabilities()
+    };
+    says(
+        AttentionProblem::new(1, 1, 1, 1).plan(&few).map(drop),
+        "limit",
+        "kernel attention_tiled needs 5 storage buffers, but max_storage_buffers_per_shader_stage allows 4; \
+         make the problem smaller or split it",
+    );
+    let small = Capabilities {
+        max_workgroup_bytes: 1000,
+        ..capabilities()
+    };
+    let tiled = AttentionProblem {
+        form: Some(Form::Tiled),
+        ..AttentionProblem::new(1, 1, 1, 1)
+    };
+    let error = tiled.plan(&small).unwrap_err();
+    assert!(
+        matches!(&error, Error::LimitExceeded { limit, available: 1000, unit: "bytes", .. }
+        if limit == "max_compute_workgroup_storage_size"),
+        "{error}"
+    );
+    let linear = LinearProblem {
+        batch: 1 << 20,
+        tokens: 1 << 20,
+        d_in: 1,
+        d_out: 1,
+        form: None,
+    };
+    assert_eq!(kind_of(&linear.plan(&capabilities()).unwrap_err()), "limit");
+}
+
+#[test]
+fn a_layer_says_what_is_wrong_with_its_configuration() {
+    let head_dim = |config: LayerConfig| config.head_dim().map(drop);
+    says(
+        head_dim(LayerConfig::new(0, 4, 2)),
+        "parameter",
+        "d_in = 0: must be at least 1",
+    );
+    says(
+        head_dim(LayerConfig::new(4, 0, 2)),
+        "parameter",
+        "d_out = 0: must be at least 1",
+    );
+    says(
+        head_dim(LayerConfig::new(4, 4, 0)),
+        "parameter",
+        "heads = 0: must be at least 1",
+    );
+    says(
+        head_dim(LayerConfig::new(10, 10, 4)),
+        "parameter",
+        "d_out = 10: must be a multiple of heads = 4",
+    );
+    let config = LayerConfig {
+        scale: Some(f32::NAN),
+        ..LayerConfig::new(4, 4, 2)
+    };
+    says(head_dim(config), "parameter", "scale = NaN: must be finite");
+}
+
+#[test]
+fn an_adapter_that_is_not_there_is_an_error() {
+    let error = Gpu::open_blocking(&GpuOptions::named("no such adapter")).unwrap_err();
+    assert_eq!(kind_of(&error), "no adapter");
+    let text = error.to_string();
+    assert!(text.starts_with("no GPU adapter: "), "{text}");
+    // The remedy depends on whether the machine has any adapter at all.
+    assert!(
+        text.contains("Give a part of one of these names") || text.contains("nstall "),
+        "{text}"
+    );
+}
+
+#[cfg(feature = "safetensors")]
+#[test]
+fn files_say_where_and_what() {
+    use wgpu_attention::case::Case;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("case.safetensors");
+    let error = Case::open(&path).unwrap_err();
+    assert!(
+        matches!(&error, Error::Io { path: said, .. } if said.ends_with("case.safetensors")),
+        "{error}"
+    );
+    std::fs::write(&path, b"not a safetensors file at all").unwrap();
+    let error = Case::open(&path).unwrap_err();
+    assert_eq!(kind_of(&error), "format");
+    assert!(error.to_string().contains("case.safetensors"), "{error}");
+}
+
+// ---- on the adapter ----
+
+#[test]
+fn calls_say_which_argument_is_wrong() {
+    let Some(gpu) = gpu() else { return };
+    let weight = vec![0.1; 3 * 8 * 4];
+    let output = vec![0.1; 64];
+    let config = LayerConfig::new(4, 8, 2);
+    let new = |config: LayerConfig, qkv: QkvWeights, output: Option<Projection>| {
+        MultiHeadAttention::new(&gpu, config, &LayerWeights { qkv, output })
+    };
+    let fused = QkvWeights::Fused(Projection::new(&weight));
+    says(
+        new(LayerConfig::new(4, 512, 1), fused, None).map(drop),
+        "limit",
+        "head_dim needs 512 channels, but the largest compiled head size allows 256; make the problem smaller or split it",
+    );
+    says(
+        new(
+            config,
+            QkvWeights::Fused(Projection::new(&weight[1..])),
+            None,
+        )
+        .map(drop),
+        "shape",
+        "qkv weight: expected (24, 4) = 96 values, got 95 values",
+    );
+    says(
+        new(
+            config,
+            QkvWeights::Fused(Projection::conv1d(&weight).with_bias(&weight[..3])),
+            None,
+        )
+        .map(drop),
+        "shape",
+        "qkv bias: expected 24 values, got 3 values",
+    );
+    says(
+        new(config, fused, Some(Projection::new(&weight))).map(drop),
+        "shape",
+        "output weight: expected (8, 8) = 64 values, got 96 values",
+    );
+    says(
+        new(config, QkvWeights::Heads(&[]), None).map(drop),
+        "shape",
+        "heads of the weights: expected 2 (heads of the layer), got 0",
+    );
+
+    let layer = new(config, fused, Some(Projection::new(&output))).unwrap();
+    let host = |x: usize, mask: Option<usize>| {
+        let mask = mask.map(|count| vec![true; count]);
+        layer
+            .forward_host_blocking(&vec![0.0; x], 2, 3, mask.as_deref())
+            .map(drop)
+    };
+    host(24, None).unwrap();
+    host(24, Some(6)).unwrap();
+    says(
+        host(23, None),
+        "shape",
+        "x: expected 24 elements for the shape (2, 3, 4), got 23",
+    );
+    says(
+        host(24, Some(5)),
+        "shape",
+        "key_mask: expected 6 elements for the shape (2, 3), got 5",
+    );
+
+    let tensor = |shape: &[usize], ty| Tensor::empty(&gpu, shape, ty).unwrap();
+    let f32 = ElementType::F32;
+    says(
+        layer.forward(&tensor(&[3, 4], f32), None).map(drop),
+        "shape",
+        "x: expected (B, T, 4), got (3, 4)",
+    );
+    says(
+        layer.forward(&tensor(&[1, 3, 5], f32), None).map(drop),
+        "shape",
+        "x: expected (B, T, 4), got (1, 3, 5)",
+    );
+    says(
+        layer
+            .forward(&tensor(&[1, 3, 4], ElementType::F16), None)
+            .map(drop),
+        "type",
+        "x: expected element type f32, got f16",
+    );
+    says(
+        layer
+            .forward(
+                &tensor(&[1, 3, 4], f32),
+                Some(&tensor(&[1, 4], ElementType::Bool)),
+            )
+            .map(drop),
+        "shape",
+        "key_mask: expected (1, 3), got (1, 4)",
+    );
+    says(
+        layer
+            .forward(&tensor(&[1, 3, 4], f32), Some(&tensor(&[1, 3], f32)))
+            .map(drop),
+        "type",
+        "key_mask: expected element type bool, got f32",
+    );
+
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    let attention = Attention::new(&gpu, AttentionProblem::new(1, 2, 3, 4)).unwrap();
+    let good = tensor(&[1, 3, 2, 4], f32).view();
+    let out = tensor(&[1, 3, 2, 4], f32).view();
+    let arguments = AttentionArguments {
+        q: &good,
+        k: &good,
+        v: &good,
+        mask: None,
+        out: &out,
+    };
+    let wrong = tensor(&[1, 4, 2, 4], f32).view();
+    for (name, arguments) in [
+        (
+            "q",
+            AttentionArguments {
+                q: &wrong,
+                ..arguments
+            },
+        ),
+        (
+            "k",
+            AttentionArguments {
+                k: &wrong,
+                ..arguments
+            },
+        ),
+        (
+            "v",
+            AttentionArguments {
+                v: &wrong,
+                ..arguments
+            },
+        ),
+        (
+            "out",
+            AttentionArguments {
+                out: &wrong,
+                ..arguments
+            },
+        ),
+    ] {
+        let text = format!("{name}: expected (1, 3, 2, 4), got (1, 4, 2, 4)");
+        says(attention.encode(&mut encoder, arguments), "shape", &text);
+    }
+    let mask = tensor(&[1, 3], ElementType::Bool).view();
+    says(
+        attention.encode(
+            &mut encoder,
+            AttentionArguments {
+                mask: Some(&mask),
+                ..arguments
+            },
+        ),
+        "shape",
+        "mask: expected no mask as the problem says, got a mask",
+    );
+    let strided = tensor(&[1, 3, 4, 2], f32)
+        .view()
+        .permute(&[0, 1, 3, 2])
+        .unwrap();
+    let error = attention
+        .encode(
+            &mut encoder,
+            AttentionArguments {
+                k: &strided,
+                ..arguments
+            },
+        )
+        .unwrap_err();
+    assert_eq!(kind_of(&error), "layout");
+    let text = error.to_string();
+    for part in [
+        "k: ",
+        "stride of 2",
+        "(1, 3, 2, 4)",
+        "permute another axis there, or copy",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in {text:?}");
+    }
+    // After all of that the same encoder still works.
+    attention.encode(&mut encoder, arguments).unwrap();
+    gpu.submit(encoder.finish()).unwrap();
+
+    let without_output = new(config, fused, None).unwrap();
+    let plan = without_output.plan(1, 3, false).unwrap();
+    let (x, y) = (
+        tensor(&[1, 3, 4], f32).view(),
+        tensor(&[1, 3, 8], f32).view(),
+    );
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    let arguments = LayerArguments {
+        x: &x,
+        key_mask: None,
+        y: &y,
+    };
+    says(
+        without_output.encode_step(&mut encoder, &plan, Step::OutputProjection, arguments, None),
+        "parameter",
+        "step = output projection: this layer has no output projection",
+    );
+}
+
+#[test]
+fn a_tensor_of_another_gpu_names_both() {
+    let (Some(ours), Some(theirs)) = (gpu(), open(&GpuOptions::default())) else {
+        return;
+    };
+    let weight = vec![0.1; 3 * 4];
+    let weights = LayerWeights {
+        qkv: QkvWeights::Fused(Projection::new(&weight)),
+        output: None,
+    };
+    let layer = MultiHeadAttention::new(&ours, LayerConfig::new(1, 4, 1), &weights).unwrap();
+    let x = Tensor::empty(&theirs, &[1, 2, 1], ElementType::F32).unwrap();
+    let name = &ours.adapter_info().name;
+    says(
+        layer.forward(&x, None).map(drop),
+        "other device",
+        &format!(
+            "x: this tensor was made on another Gpu (adapter {name:?}) than the operation (adapter {name:?}); \
+             upload it there first"
+        ),
+    );
+}
+
+#[test]
+fn memory_that_is_not_there_is_named_in_bytes() {
+    let Some(gpu) = gpu() else { return };
+    let available = gpu.capabilities().max_buffer_bytes;
+    says(
+        Tensor::empty(&gpu, &[1 << 20, 1 << 18], ElementType::F32).map(drop),
+        "limit",
+        &format!(
+            "tensor needs {} bytes, but max_buffer_size allows {available}; make the problem smaller or split it",
+            1u64 << 40
+        ),
+    );
+    let shape = [usize::MAX, 2];
+    says(
+        Tensor::empty(&gpu, &shape, ElementType::Bool).map(drop),
+        "shape",
+        &format!(
+            "shape: expected at most 2^60 elements, got ({}, 2)",
+            usize::MAX
+        ),
+    );
+}
+
+/// wgpu#3764: a kernel of the caller's own that is no WGSL.
+#[test]
+fn a_shader_that_is_refused_is_an_error_with_its_line() {
+    let Some(gpu) = gpu() else { return };
+    let problem = LinearProblem {
+        batch: 1,
+        tokens: 1,
+        d_in: 1,
+        d_out: 1,
+        form: None,
+    };
+    let good = problem.plan(gpu.capabilities()).unwrap();
+    let with = |source: &'static str| {
+        let kernel: &'static Kernel = Box::leak(Box::new(Kernel {
+            source,
+            ..good.kernel.clone()
+        }));
+        Linear::from_plan(
+            &gpu,
+            problem,
+            Plan {
+                kernel,
+                ..good.clone()
+            },
+        )
+        .err()
+        .unwrap()
+    };
+    for (source, words) in [
+        ("fn broken( {", "broken"),
+        (
+            "@compute @workgroup_size(1)\nfn another_name() {}",
+            good.kernel.name,
+        ),
+        ("// @unroll\nwhile (true) {\n}\n", "after `// @unroll`"),
+        (
+            "@group(0) @binding(9)\nvar<storage> far: array<u32>;\n@compute @workgroup_size(1)\nfn linear_lanes() { _ = far[0]; }\n\
+             @compute @workgroup_size(1)\nfn linear_tiled() { _ = far[0]; }",
+            "inding",
+        ),
+    ] {
+        // Without what the real file declares, the fragments that use it would be refused first.
+        let declared =
+            format!("{source}\n@group(0) @binding(4)\nvar<uniform> params: LinearParams;\n");
+        let error = with(declared.leak());
+        let Error::Shader { kernel, message } = &error else {
+            panic!("{source}: {error:?}")
+        };
+        assert_eq!(kernel, good.kernel.name);
+        assert!(message.contains(words), "{source}: {message}");
+    }
+    assert!(
+        with("fn broken( {").to_string().contains("wgsl:"),
+        "the line is named"
+    );
+    // The device is as good as before.
+    let linear = Linear::new(&gpu, problem).unwrap();
+    let one = Tensor::from_slice(&gpu, &[1, 1, 1], &[2.0f32]).unwrap();
+    let y = linear
+        .forward(&one, &one.reshape(&[1, 1]).unwrap(), None)
+        .unwrap();
+    assert_eq!(y.read_blocking::<f32>().unwrap(), [4.0]);
+}
+
+// ---- nonsense ----
+
+const SIZES: [usize; 30] = [
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    16,
+    31,
+    64,
+    255,
+    256,
+    257,
+    1000,
+    65_535,
+    65_536,
+    1 << 20,
+    (1 << 31) - 1,
+    1 << 31,
+    1 << 32,
+    (1 << 32) + 1,
+    1 << 53,
+    usize::MAX / 3,
+    usize::MAX / 3 + 1,
+    usize::MAX / 2,
+    usize::MAX / 2 + 1,
+    usize::MAX / 4 + 1,
+    usize::MAX - 1,
+    usize::MAX,
+];
+
+const SCALES: [Option<f32>; 9] = [
+    None,
+    Some(0.0),
+    Some(-1.0),
+    Some(f32::NAN),
+    Some(f32::INFINITY),
+    Some(f32::NEG_INFINITY),
+    Some(f32::MAX),
+    Some(f32::MIN_POSITIVE),
+    Some(1e-45),
+];
+
+struct Nonsense(Random);
+
+impl Nonsense {
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.0.below(from.len())]
+    }
+
+    /// Mostly small, so that not all is refused for the same reason.
+    fn size(&mut self) -> usize {
+        let end = if self.0.below(3) > 0 { 12 } else { SIZES.len() };
+        self.pick(&SIZES[..end])
+    }
+
+    fn shape(&mut self) -> Vec<usize> {
+        (0..self.0.below(5)).map(|_| self.size()).collect()
+    }
+
+    fn form(&mut self) -> Option<Form> {
+        self.pick(&[None, Some(Form::Tiled), Some(Form::Lanes)])
+    }
+
+    fn config(&mut self) -> LayerConfig {
+        LayerConfig {
+            d_in: self.size(),
+            d_out: self.size(),
+            heads: self.size(),
+            causal: self.0.below(2) == 1,
+            scale: self.pick(&SCALES),
+            form: self.form(),
+        }
+    }
+}
+
+/// Whether a shape can be made on any device here without filling its memory, or is refused on every one.
+fn is_harmless(shape: &[usize]) -> bool {
+    let elements = shape
+        .iter()
+        .fold(1u128, |product, size| product.saturating_mul(*size as u128));
+    !(1 << 20..=1 << 40).contains(&elements)
+}
+
+/// Does it, counting results; a panic fails with what was tried.
+fn tried<T>(
+    counts: &mut (usize, usize),
+    label: &str,
+    call: impl FnOnce() -> Result<T>,
+) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(value)) => {
+            counts.0 += 1;
+            Some(value)
+        }
+        Ok(Err(error)) => {
+            assert!(!error.to_string().is_empty());
+            counts.1 += 1;
+            None
+        }
+        Err(_) => panic!("{label} panicked"),
+    }
+}
+
+/// The most memory, in bytes, that this process ever asked the system for.
+#[cfg(target_os = "linux")]
+fn peak_virtual_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VmPeak:"))
+        .unwrap();
+    line.trim()
+        .trim_end_matches(" kB")
+        .trim()
+        .parse::<u64>()
+        .unwrap()
+        * 1024
+}
+
+#[test]
+fn nonsense_is_planned_or_refused() {
+    let mut nonsense = Nonsense(Random::new(1));
+    let mut counts = (0, 0);
+    for _ in 0..20_000 {
+        let problem = AttentionProblem {
+            batch: nonsense.size(),
+            heads: nonsense.size(),
+            q_len: nonsense.size(),
+            kv_len: nonsense.size(),
+            head_dim: nonsense.size(),
+            scale: nonsense.pick(&SCALES),
+            causal: nonsense.pick(&[
+                None,
+                Some(CausalAlignment::TopLeft),
+                Some(CausalAlignment::BottomRight),
+            ]),
+            key_mask: nonsense.pick(&[false, true]),
+            form: nonsense.form(),
+        };
+        let capabilities = Capabilities {
+            max_groups_per_axis: nonsense.pick(&[65_535, 65_535, 1, 0, u32::MAX]),
+            max_workgroup_bytes: nonsense.pick(&[16384, 16384, 0]),
+            ..capabilities()
+        };
+        let label = format!("{problem:?}");
+        let plan = tried(&mut counts, &label, || {
+            problem.pairs();
+            problem.effective_scale()?;
+            problem.plan(&capabilities)
+        });
+        if let Some(plan) = plan {
+            assert_eq!(
+                plan.grid.is_none(),
+                problem.batch == 0 || problem.q_len == 0,
+                "{label}"
+            );
+            assert!(!plan.to_string().is_empty());
+        }
+        let linear = LinearProblem {
+            batch: nonsense.size(),
+            tokens: nonsense.size(),
+            d_in: nonsense.size(),
+            d_out: nonsense.size(),
+            form: nonsense.form(),
+        };
+        tried(&mut counts, &format!("{linear:?}"), || {
+            linear.plan(&capabilities)
+        });
+        let config = nonsense.config();
+        tried(&mut counts, &format!("{config:?}"), || config.head_dim());
+    }
+    assert!(
+        counts.0 > 5000 && counts.1 > 5000,
+        "{counts:?} successes and errors"
+    );
+}
+
+#[test]
+fn nonsense_on_tensors_and_layers_is_an_error() {
+    let Some(gpu) = gpu() else { return };
+    let mut nonsense = Nonsense(Random::new(2));
+    let mut counts = (0, 0);
+    let values = vec![0.5f32; 4096];
+    #[cfg(target_os = "linux")]
+    let peak = peak_virtual_bytes();
+    for _ in 0..1500 {
+        let shape = nonsense.shape();
+        let label = format!("a tensor of {shape:?}");
+        let ty = nonsense.pick(&[
+            ElementType::F32,
+            ElementType::F16,
+            ElementType::BF16,
+            ElementType::Bool,
+        ]);
+        let made = if is_harmless(&shape) {
+            tried(&mut counts, &label, || Tensor::empty(&gpu, &shape, ty))
+        } else {
+            None
+        };
+        let count = nonsense.size().min(values.len());
+        tried(&mut counts, &label, || {
+            Tensor::from_slice(&gpu, &shape, &values[..count])
+        });
+        let Some(tensor) = made else { continue };
+        let other = nonsense.shape();
+        tried(
+            &mut counts,
+            &format!("{label} reshaped to {other:?}"),
+            || tensor.reshape(&other),
+        );
+        tried(&mut counts, &label, || tensor.write(&values[..count]));
+        let mut view = tensor.view();
+        let mut steps = label;
+        for _ in 0..4 {
+            let (axis, from, to) = (nonsense.0.below(5), nonsense.size(), nonsense.size());
+            let next = match nonsense.0.below(3) {
+                0 => {
+                    steps += &format!(", slice({axis}, {from}..{to})");
+                    tried(&mut counts, &steps, || view.slice(axis, from..to))
+                }
+                1 => {
+                    // Half of them with the right product, zeros included.
+                    let size = view.shape().get(axis).copied().unwrap_or(1);
+                    let sizes = if nonsense.0.below(2) == 0 {
+                        vec![from, to]
+                    } else {
+                        vec![1, size, 1]
+                    };
+                    let sizes = if size == 0 { vec![from, 0, to] } else { sizes };
+                    steps += &format!(", split_axis({axis}, {sizes:?})");
+                    tried(&mut counts, &steps, || view.split_axis(axis, &sizes))
+                }
+                _ => {
+                    let mut order: Vec<usize> = (0..view.shape().len()).rev().collect();
+                    if nonsense.0.below(3) == 0 {
+                        order.push(from);
+                    }
+                    steps += &format!(", permute({order:?})");
+                    tried(&mut counts, &steps, || view.permute(&order))
+                }
+            };
+            view = next.unwrap_or(view);
+        }
+        let elements = view.elements();
+        let read = tried(&mut counts, &steps, || view.read_blocking::<f32>());
+        assert!(
+            read.is_none_or(|read| read.len() as u64 == elements),
+            "{steps}"
+        );
+        // Whatever it is, an operation takes it or says why not.
+        let weight = Tensor::empty(&gpu, &[2, 3], ElementType::F32).unwrap();
+        let linear = LinearProblem {
+            batch: 1,
+            tokens: 2,
+            d_in: 3,
+            d_out: 2,
+            form: Some(Form::Lanes),
+        };
+        tried(&mut counts, &steps, || {
+            let mut encoder = gpu.device().create_command_encoder(&Default::default());
+            let arguments = LinearArguments {
+                x: &view,
+                weight: &weight.view(),
+                bias: None,
+                y: &view,
+            };
+            Linear::new(&gpu, linear)?.encode(&mut encoder, arguments)
+        });
+        // An empty output of any shape passes, or is refused.
+        if view.shape().len() == 3 {
+            let [batch, tokens, d_out] = [0, 1, 2].map(|axis| view.shape()[axis]);
+            let linear = LinearProblem {
+                batch,
+                tokens,
+                d_in: 3,
+                d_out,
+                form: Some(Form::Lanes),
+            };
+            tried(&mut counts, &steps, || {
+                let x = Tensor::empty(&gpu, &[batch, tokens, 3], ElementType::F32)?.view();
+                let weight = Tensor::empty(&gpu, &[d_out, 3], ElementType::F32)?.view();
+                let mut encoder = gpu.device().create_command_encoder(&Default::default());
+                let arguments = LinearArguments {
+                    x: &x,
+                    weight: &weight,
+                    bias: None,
+                    y: &view,
+                };
+                Linear::new(&gpu, linear)?.encode(&mut encoder, arguments)?;
+                gpu.submit(encoder.finish())
+            });
+        }
+    }
+    for _ in 0..1500 {
+        let config = nonsense.config();
+        let mut some = || {
+            let count = nonsense.size().min(values.len());
+            let bias =
+                (nonsense.0.below(2) == 0).then(|| &values[..nonsense.size().min(values.len())]);
+            let layout = nonsense.pick(&[MatrixLayout::OutIn, MatrixLayout::InOut]);
+            Projection {
+                weight: &values[..count],
+                layout,
+                bias,
+            }
+        };
+        let head = HeadProjections {
+            q: some(),
+            k: some(),
+            v: some(),
+        };
+        let (fused, separate) = (
+            QkvWeights::Fused(some()),
+            QkvWeights::Separate {
+                q: some(),
+                k: some(),
+                v: some(),
+            },
+        );
+        let list = [head, head];
+        for qkv in [
+            fused,
+            separate,
+            QkvWeights::Heads(&list),
+            QkvWeights::Heads(&list[..1]),
+        ] {
+            for output in [None, Some(some())] {
+                let label = format!("{config:?}");
+                tried(&mut counts, &label, || {
+                    MultiHeadAttention::new(&gpu, config, &LayerWeights { qkv, output })
+                });
+            }
+        }
+    }
+    let weights = LayerWeights {
+        qkv: QkvWeights::Fused(Projection::new(&values[..36])),
+        output: None,
+    };
+    let layer = MultiHeadAttention::new(&gpu, LayerConfig::new(3, 4, 2), &weights).unwrap();
+    for _ in 0..1500 {
+        let (batch, tokens) = (nonsense.size(), nonsense.size());
+        let (x, mask) = (
+            nonsense.size().min(values.len()),
+            nonsense.size().min(values.len()),
+        );
+        let mask = (nonsense.0.below(2) == 0).then(|| vec![true; mask]);
+        // Half of the time as many values as are called for.
+        let wanted = batch.saturating_mul(tokens).saturating_mul(3);
+        let x = if wanted <= values.len() && nonsense.0.below(2) == 0 {
+            wanted
+        } else {
+            x
+        };
+        let label = format!("forward of {batch} x {tokens} with {x} values");
+        let y = tried(&mut counts, &label, || {
+            layer.forward_host_blocking(&values[..x], batch, tokens, mask.as_deref())
+        });
+        assert!(y.is_none_or(|y| y.len() == batch * tokens * 4), "{label}");
+        if is_harmless(&[batch, tokens, 12]) {
+            tried(
+                &mut counts,
+                &format!("a plan of {batch} x {tokens}"),
+                || layer.plan(batch, tokens, mask.is_some()),
+            );
+        }
+    }
+    #[cfg(target_os = "linux")]
+    {
+        let grown = peak_virtual_bytes() - peak;
+        assert!(grown < 2 << 30, "{grown} bytes of memory were asked for");
+    }
+    assert!(
+        counts.0 > 1000 && counts.1 > 1000,
+        "{counts:?} successes and errors"
+    );
+    let y = layer
+        .forward_host_blocking(&values[..6], 1, 2, None)
+        .unwrap();
+    assert!(
+        y.iter().all(|value| value.is_finite()),
+        "the layer works as before"
+    );
+}
