@@ -20,6 +20,13 @@ GPU_FREE_TESTS=(
     shaders
 )
 GPU_TESTS=(
+    kernels
+    mutants
+    layer
+    devices
+    buffers
+    errors
+    program
 )
 
 STAGES=(static free lavapipe swiftshader gl)

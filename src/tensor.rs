@@ -305,8 +305,9 @@ impl Tensor {
         }
         let offset = self.view.offset as u64 * self.element_type().size();
         let bytes = T::to_bytes(values);
-        let owned = self.view.storage.allocated > 0;
-        if !owned && !(offset.is_multiple_of(4) && (bytes.len() as u64).is_multiple_of(4)) {
+        let whole_words = offset.is_multiple_of(4) && bytes.len().is_multiple_of(4);
+        let callers_own = self.view.storage.allocated == 0;
+        if callers_own && !whole_words {
             return Err(Error::Layout {
                 argument: "tensor".into(),
                 problem: format!(

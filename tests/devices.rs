@@ -158,12 +158,12 @@ fn a_name_that_matches_nothing_is_an_error_that_lists_what_there_is() {
     let _turn = turn();
     let Some(under_test) = gpu() else { return };
     let error = Gpu::open_blocking(&GpuOptions::named("no such adapter 4711")).unwrap_err();
-    let Error::NoAdapter { reason, remedy } = &error else {
+    let Error::AdapterNotFound { wanted, available } = &error else {
         panic!("{error:?}")
     };
-    assert!(reason.contains("\"no such adapter 4711\""), "{reason}");
-    assert!(reason.contains(&under_test.adapter_info().name), "{reason}");
-    assert!(remedy.contains("one of these names"), "{remedy}");
+    assert!(wanted.contains("\"no such adapter 4711\""), "{wanted}");
+    let name = &under_test.adapter_info().name;
+    assert!(available.contains(name), "{available}");
 }
 
 /// wgpu#368. Environments without drivers are those of this same test, run again in a process of its own.
@@ -173,15 +173,15 @@ fn a_machine_without_adapters_is_an_error() {
     if let Ok(expected) = std::env::var(ROLE) {
         let error = Gpu::open_blocking(&GpuOptions::default()).unwrap_err();
         let text = error.to_string();
-        assert!(matches!(error, Error::NoAdapter { .. }), "{text}");
+        assert!(matches!(error, Error::AdapterNotFound { .. }), "{text}");
         assert!(text.contains(&expected), "{text}");
         match adapters_blocking(&GpuOptions::default()) {
             Ok(found) => assert!(found.is_empty(), "{found:?}"),
-            Err(error) => assert!(matches!(error, Error::NoAdapter { .. }), "{error}"),
+            Err(error) => assert!(matches!(error, Error::AdapterNotFound { .. }), "{error}"),
         }
         return;
     }
-    let mut cases = vec![("nonsense", "WGPU_BACKEND=\"nonsense\" names no backend")];
+    let mut cases = vec![("nonsense", "WGPU_BACKEND=\"nonsense\"")];
     // Elsewhere a Vulkan driver is found without a variable that could hide it.
     if cfg!(target_os = "linux") {
         cases.push(("vulkan", "mesa-vulkan-drivers"));

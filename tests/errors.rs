@@ -17,7 +17,7 @@ fn says(result: Result<()>, kind: &str, text: &str) {
 
 fn kind_of(error: &Error) -> &'static str {
     match error {
-        Error::NoAdapter { .. } => "no adapter",
+        Error::AdapterNotFound { .. } => "adapter not found",
         Error::MissingFeature { .. } => "missing feature",
         Error::LimitExceeded { .. } => "limit",
         Error::Shape { .. } => "shape",
@@ -148,7 +148,7 @@ fn a_layer_says_what_is_wrong_with_its_configuration() {
 #[test]
 fn an_adapter_that_is_not_there_is_an_error() {
     let error = Gpu::open_blocking(&GpuOptions::named("no such adapter")).unwrap_err();
-    assert_eq!(kind_of(&error), "no adapter");
+    assert_eq!(kind_of(&error), "adapter not found");
     let text = error.to_string();
     assert!(text.starts_with("no GPU adapter: "), "{text}");
     // The remedy depends on whether the machine has any adapter at all.

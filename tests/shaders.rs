@@ -75,11 +75,11 @@ fn shaders_say_what_their_descriptors_say() {
                 kernel.bindings, seen.bindings
             ));
         }
-        let (name, size, members) = seen.params.clone().ok_or("no uniform struct")?;
-        expect("params", name.as_str(), kernel.params.name)?;
+        let params = seen.params.ok_or("no uniform struct")?;
+        expect("params", params.name.as_str(), kernel.params.name)?;
         expect(
             "size of params",
-            (size as usize).next_multiple_of(16),
+            (params.size as usize).next_multiple_of(16),
             kernel.params.size.next_multiple_of(16),
         )?;
         let fields: Vec<_> = kernel
@@ -94,7 +94,7 @@ fn shaders_say_what_their_descriptors_say() {
                 )
             })
             .collect();
-        expect("fields of params", members, fields)
+        expect("fields of params", params.members, fields)
     });
 }
 

@@ -14,8 +14,19 @@ pub struct Reflection {
     pub workgroup_bytes: u64,
     /// Bindings of group 0 in order of their number: number, name, access.
     pub bindings: Vec<(u32, String, Access)>,
-    /// The uniform struct: its name, its size, and each member's name, offset and type.
-    pub params: Option<(String, u32, Vec<(String, u32, String)>)>,
+    /// The uniform struct.
+    pub params: Option<ParamsStruct>,
+}
+
+/// A uniform struct as the shader lays it out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParamsStruct {
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes.
+    pub size: u32,
+    /// Each member's name, offset in bytes, and type.
+    pub members: Vec<(String, u32, String)>,
 }
 
 impl Reflection {
@@ -81,7 +92,11 @@ pub fn reflect(source: &str) -> Result<Reflection, String> {
                             (member.name.clone().unwrap_or_default(), member.offset, ty)
                         })
                         .collect();
-                    params = Some((name, *span, members));
+                    params = Some(ParamsStruct {
+                        name,
+                        size: *span,
+                        members,
+                    });
                 }
                 Access::Params
             }
