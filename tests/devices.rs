@@ -1203,13 +1203,16 @@ fn timestamps_cover_every_pass_and_nothing_else() {
         total
     };
     time(1);
-    // The smallest of several, since the machine does other things too.
-    let mut fastest = |layers| (0..7).map(|_| time(layers)).fold(f64::INFINITY, f64::min);
-    let (one, two, eight) = (fastest(1), fastest(2), fastest(8));
-    let ratios = (two / one, eight / one);
+    // The smallest of several, and more than one attempt, since the machine does other things too. Were only the
+    // first pass or the first layer covered, no attempt would come near.
+    let mut fastest = |layers| {
+        let times = (0..7).map(|_| time(layers));
+        times.fold(f64::INFINITY, f64::min)
+    };
+    let ratios: Vec<f64> = (0..3).map(|_| fastest(8) / fastest(1)).collect();
     assert!(
-        (1.2..4.0).contains(&ratios.0) && (4.0..16.0).contains(&ratios.1),
-        "{ratios:?} for 2 and 8 layers"
+        ratios.iter().any(|ratio| (5.0..12.0).contains(ratio)),
+        "8 layers take {ratios:?} times as long as one"
     );
     small.expect("timed", &y.read_blocking::<f32>().unwrap());
 
