@@ -94,10 +94,11 @@ fn attention_lanes(
             let distance = score[r] - before;
             let factor = select(exp(-abs(distance)), 1.0, distance == 0.0);
             let rises = score[r] > before;
-            weight[r] = select(factor, 1.0, rises);
-            shrink[r] = select(1.0, factor, rises && visible[r]);
-            highest[r] = select(highest[r], select(before, score[r], rises), visible[r]);
-            total[r] = select(total[r], fma(total[r], shrink[r], weight[r]), visible[r]);
+            let counts = visible[r] && !weighs_nothing(score[r]);
+            weight[r] = select(0.0, select(factor, 1.0, rises), counts);
+            shrink[r] = select(1.0, factor, rises && counts);
+            highest[r] = select(highest[r], select(before, score[r], rises), counts);
+            total[r] = select(total[r], fma(total[r], shrink[r], weight[r]), counts);
         }
 
         // @unroll

@@ -133,7 +133,7 @@ fn attention_tiled(
                 let key = first_key + c * SIDE + local.x;
                 if (key < limit[r] && may_attend(batch, head, row, key)) {
                     visible[r * KEYS + c] = true;
-                    if (!any || score[r * KEYS + c] > peak) {
+                    if (!weighs_nothing(score[r * KEYS + c]) && (!any || score[r * KEYS + c] > peak)) {
                         peak = score[r * KEYS + c];
                         any = true;
                     }
@@ -170,7 +170,7 @@ fn attention_tiled(
             for (var c = 0u; c < KEYS; c++) {
                 var weight = -1.0;
                 if (visible[r * KEYS + c]) {
-                    weight = exp(score[r * KEYS + c] - top);
+                    weight = select(exp(score[r * KEYS + c] - top), 0.0, weighs_nothing(score[r * KEYS + c]));
                     total[r] = total[r] + weight;
                 }
                 weights[(first_row + r) * BLOCK_K + c * SIDE + local.x] = weight;

@@ -4,13 +4,13 @@
 //! o_i = sum_j softmax_j(scale * q_i . k_j) v_j      over the keys j that query i may see
 //! ```
 
-use crate::gpu::{Call, Capabilities, Gpu, Pipeline};
+use crate::gpu::{Call, Capabilities, Gpu, Pipeline, Timestamps};
 use crate::kernels::{
     ATTEND_ALL, AttentionParams, Configuration, Form, HEAD_DIMS, KEY_MASK, Kernel, Operation,
     compiled_head_dim,
 };
 use crate::linear::{argument, check_operands, expect_contiguous_last};
-use crate::plan::{Plan, choose_kernel, fold, size};
+use crate::plan::{Plan, check_grid, choose_kernel, fold, size};
 use crate::tensor::{Bound, ElementType, TensorView};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -86,6 +86,9 @@ impl AttentionProblem {
     /// [`Error::Parameter`] if it is NaN or infinite.
     pub fn effective_scale(&self) -> Result<f32> {
         match self.scale {
+            None if self.head_dim == 0 => {
+                Err(Error::parameter("head_dim", 0, "must be at least 1"))
+            }
             None => Ok((1.0 / (self.head_dim as f64).sqrt()) as f32),
             Some(scale) if scale.is_finite() => Ok(scale),
             Some(scale) => Err(Error::parameter("scale", scale, "must be finite")),
@@ -226,6 +229,15 @@ pub struct Attention {
     pipeline: Arc<Pipeline>,
 }
 
+impl std::fmt::Debug for Attention {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attention")
+            .field("problem", &self.problem)
+            .field("plan", &self.plan)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Attention {
     /// Plans the problem for this GPU and compiles what it needs.
     ///
@@ -237,12 +249,14 @@ impl Attention {
     }
 
     /// Compiles a plan that the caller has changed: another configuration, or a kernel of their own that takes
-    /// the bindings and parameters of the one it replaces. Nothing checks that its grid still covers the problem.
+    /// the bindings and parameters of the one it replaces (a `&'static Kernel`: `Box::leak` makes one). Nothing
+    /// checks that its grid still covers the problem.
     ///
     /// # Errors
     ///
-    /// [`Error::Shader`] if the kernel is refused.
+    /// [`Error::Shader`] if the kernel is refused, [`Error::LimitExceeded`] if the grid is over the device's limit.
     pub fn from_plan(gpu: &Gpu, problem: AttentionProblem, plan: Plan) -> Result<Self> {
+        check_grid(plan.grid, gpu.capabilities())?;
         Ok(Attention {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
             gpu: gpu.clone(),
@@ -268,19 +282,21 @@ impl Attention {
         encoder: &mut wgpu::CommandEncoder,
         arguments: AttentionArguments<'_>,
     ) -> Result<()> {
-        self.encode_timed(encoder, arguments, None)
+        self.encode_timed(encoder, arguments, self.plan.kernel.name, None)
     }
 
-    /// [`encode`](Self::encode), with timestamps around the pass.
+    /// [`encode`](Self::encode), with a label and timestamps around the pass (none where there is nothing to
+    /// compute).
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode).
+    /// As [`encode`](Self::encode), and [`Error::LimitExceeded`] where the timestamps have no room left.
     pub fn encode_timed(
         &self,
         encoder: &mut wgpu::CommandEncoder,
         arguments: AttentionArguments<'_>,
-        timestamps: Option<wgpu::ComputePassTimestampWrites<'_>>,
+        label: &str,
+        timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
         let AttentionArguments { q, k, v, mask, out } = arguments;
         let AttentionProblem {
@@ -335,7 +351,6 @@ impl Attention {
         let causal_offset = self.problem.causal_offset();
         let block_q = queries_per_group(self.plan.kernel, &self.plan.configuration);
         let params = AttentionParams {
-            batch: batch as u32,
             heads: heads as u32,
             q_len: q_len as u32,
             kv_len: kv_len as u32,
@@ -369,7 +384,7 @@ impl Attention {
             encoder,
             &self.pipeline,
             Call {
-                label: self.plan.kernel.name,
+                label,
                 arguments: &[
                     argument(Some(q), q_at),
                     argument(Some(k), k_at),

@@ -154,6 +154,19 @@ impl Source<'_> {
         )))
     }
 
+    /// A tensor whose number of values is right may still be another matrix: its shape is held to the letter.
+    fn expect_shape(&self, tensor: Option<&FileTensor>, expected: &[usize]) -> Result<()> {
+        match tensor {
+            Some(tensor) if tensor.shape != expected => Err(self.wrong(format!(
+                "tensor {:?}: expected {}, got {}",
+                tensor.name,
+                shape_text(expected),
+                shape_text(&tensor.shape)
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// GPT-2's names under a prefix.
     fn gpt2(&mut self, prefix: &str) -> Result<LayerCheckpoint> {
         let c_attn = self.need(&format!("{prefix}c_attn.weight"), "(d_in, 3*d_out)")?;
@@ -186,6 +199,7 @@ impl Source<'_> {
         };
         let bias = self.take(&format!("{prefix}c_attn.bias"))?;
         let output_bias = self.take(&format!("{prefix}c_proj.bias"))?;
+        self.expect_shape(bias.as_ref(), &[3 * d_out])?;
         let weight = c_attn.to_f32();
         let bias = bias.map(|bias| bias.to_f32());
         let qkv = QkvWeights::Fused(Projection {
@@ -207,7 +221,9 @@ impl Source<'_> {
                     shape_text(&fused.shape)
                 )));
             }
-            let bias = self.take("bqkv")?.map(|bias| bias.to_f32());
+            let bias = self.take("bqkv")?;
+            self.expect_shape(bias.as_ref(), &[rows])?;
+            let bias = bias.map(|bias| bias.to_f32());
             let weight = fused.to_f32();
             let qkv = QkvWeights::Fused(Projection {
                 weight: &weight,
@@ -238,10 +254,14 @@ impl Source<'_> {
         let (d_out, d_in) = (q.shape[0], q.shape[1]);
         let k = self.need("Wk", "(d_out, d_in)")?;
         let v = self.need("Wv", "(d_out, d_in)")?;
+        self.expect_shape(Some(&k), &q.shape)?;
+        self.expect_shape(Some(&v), &q.shape)?;
         let weights = [q, k, v].map(|matrix| matrix.to_f32());
         let mut biases = Vec::new();
         for name in ["bq", "bk", "bv"] {
-            biases.push(self.take(name)?.map(|bias| bias.to_f32()));
+            let bias = self.take(name)?;
+            self.expect_shape(bias.as_ref(), &[d_out])?;
+            biases.push(bias.map(|bias| bias.to_f32()));
         }
         let projection = |at: usize| Projection {
             weight: &weights[at],
@@ -268,25 +288,10 @@ impl Source<'_> {
         let mut weights = Vec::new();
         let mut biases = Vec::new();
         for (stack, bias_name) in stacks.iter().zip(["bq", "bk", "bv"]) {
-            if stack.shape != stacks[0].shape {
-                return Err(self.wrong(format!(
-                    "tensor {:?}: expected {} as \"Wq\", got {}",
-                    stack.name,
-                    shape_text(&stacks[0].shape),
-                    shape_text(&stack.shape)
-                )));
-            }
+            self.expect_shape(Some(stack), &stacks[0].shape)?;
             weights.push(stack.to_f32());
             let bias = self.take(bias_name)?;
-            if let Some(bias) = &bias
-                && bias.shape != [heads, head_dim]
-            {
-                return Err(self.wrong(format!(
-                    "tensor {bias_name:?}: expected {}, got {}",
-                    shape_text(&[heads, head_dim]),
-                    shape_text(&bias.shape)
-                )));
-            }
+            self.expect_shape(bias.as_ref(), &[heads, head_dim])?;
             biases.push(bias.map(|bias| bias.to_f32()));
         }
         let d_out = heads.checked_mul(head_dim).unwrap_or(0);
@@ -347,6 +352,14 @@ impl Source<'_> {
         if d_in == 0 || d_out == 0 {
             return Err(self.wrong(format!(
                 "the weights have an axis of size 0 (d_in {d_in}, d_out {d_out})"
+            )));
+        }
+        self.expect_shape(output.as_ref(), &[d_out, d_out])?;
+        self.expect_shape(output_bias.as_ref(), &[d_out])?;
+        if let (None, Some(bias)) = (&output, &output_bias) {
+            return Err(self.wrong(format!(
+                "tensor {:?} is there, but the weight it belongs to is missing",
+                bias.name
             )));
         }
         let output = output.map(|weight| weight.to_f32());

@@ -1,8 +1,8 @@
 //! `y = x Wᵀ + b`: the projections.
 
-use crate::gpu::{Argument, Call, Capabilities, Gpu, Pipeline};
+use crate::gpu::{Argument, Call, Capabilities, Gpu, Pipeline, Timestamps};
 use crate::kernels::{Configuration, Form, Kernel, LinearParams, Operation};
-use crate::plan::{Plan, choose_kernel, fold, size};
+use crate::plan::{Plan, check_grid, choose_kernel, fold, size};
 use crate::tensor::{ElementType, Tensor, TensorView, shape_text};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -110,6 +110,15 @@ pub struct Linear {
     pipeline: Arc<Pipeline>,
 }
 
+impl std::fmt::Debug for Linear {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Linear")
+            .field("problem", &self.problem)
+            .field("plan", &self.plan)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Linear {
     /// Plans the problem for this GPU and compiles what it needs.
     ///
@@ -121,12 +130,14 @@ impl Linear {
     }
 
     /// Compiles a plan that the caller has changed: another configuration, or a kernel of their own that takes
-    /// the bindings and parameters of the one it replaces. Nothing checks that its grid still covers the problem.
+    /// the bindings and parameters of the one it replaces (a `&'static Kernel`: `Box::leak` makes one). Nothing
+    /// checks that its grid still covers the problem.
     ///
     /// # Errors
     ///
-    /// [`Error::Shader`] if the kernel is refused.
+    /// [`Error::Shader`] if the kernel is refused, [`Error::LimitExceeded`] if the grid is over the device's limit.
     pub fn from_plan(gpu: &Gpu, problem: LinearProblem, plan: Plan) -> Result<Self> {
+        check_grid(plan.grid, gpu.capabilities())?;
         Ok(Linear {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
             gpu: gpu.clone(),
@@ -152,19 +163,21 @@ impl Linear {
         encoder: &mut wgpu::CommandEncoder,
         arguments: LinearArguments<'_>,
     ) -> Result<()> {
-        self.encode_timed(encoder, arguments, None)
+        self.encode_timed(encoder, arguments, self.plan.kernel.name, None)
     }
 
-    /// [`encode`](Self::encode), with timestamps around the pass.
+    /// [`encode`](Self::encode), with a label and timestamps around the pass (none where there is nothing to
+    /// compute).
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode).
+    /// As [`encode`](Self::encode), and [`Error::LimitExceeded`] where the timestamps have no room left.
     pub fn encode_timed(
         &self,
         encoder: &mut wgpu::CommandEncoder,
         arguments: LinearArguments<'_>,
-        timestamps: Option<wgpu::ComputePassTimestampWrites<'_>>,
+        label: &str,
+        timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
         let LinearArguments { x, weight, bias, y } = arguments;
         let LinearProblem {
@@ -225,7 +238,7 @@ impl Linear {
             encoder,
             &self.pipeline,
             Call {
-                label: self.plan.kernel.name,
+                label,
                 arguments: &[
                     argument(Some(x), x_at),
                     argument(Some(weight), weight_at),
@@ -322,20 +335,14 @@ impl Linear {
         } = self.problem;
         let y = Tensor::empty(&self.gpu, &[batch, tokens, d_out], ElementType::F32)?;
         let bias = bias.map(Tensor::view);
-        let mut encoder = self
-            .gpu
-            .device()
-            .create_command_encoder(&Default::default());
-        self.encode(
-            &mut encoder,
-            LinearArguments {
-                x: &x.view(),
-                weight: &weight.view(),
-                bias: bias.as_ref(),
-                y: &y.view(),
-            },
-        )?;
-        self.gpu.submit(encoder.finish())?;
+        let arguments = LinearArguments {
+            x: &x.view(),
+            weight: &weight.view(),
+            bias: bias.as_ref(),
+            y: &y.view(),
+        };
+        self.gpu
+            .record_and_submit(|encoder| self.encode(encoder, arguments))?;
         Ok(y)
     }
 }

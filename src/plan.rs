@@ -131,6 +131,22 @@ pub(crate) fn fold(
     Ok(Some([x as u32, y as u32, z as u32]))
 }
 
+/// [`Error::LimitExceeded`] if an axis of a caller's grid is over the device's limit: wgpu would only say so
+/// when the encoder is finished.
+pub(crate) fn check_grid(grid: Option<[u32; 3]>, capabilities: &Capabilities) -> Result<()> {
+    let most = capabilities.max_groups_per_axis;
+    match grid.into_iter().flatten().find(|groups| *groups > most) {
+        None => Ok(()),
+        Some(groups) => Err(Error::LimitExceeded {
+            what: "the plan's grid".into(),
+            limit: "max_compute_workgroups_per_dimension".into(),
+            needed: u64::from(groups),
+            available: u64::from(most),
+            unit: "workgroups",
+        }),
+    }
+}
+
 /// A size as kernels count it.
 ///
 /// # Errors

@@ -391,7 +391,7 @@ fn unsound_requests_are_refused_in_one_line() {
     );
     refused(
         &files.run("bias.safetensors", "x.safetensors", &heads3),
-        &["qkv bias", "36", "35"],
+        &["\"bqkv\"", "(36)", "(35)"],
     );
     weights(
         "missing.safetensors",

@@ -1,7 +1,6 @@
 // Twin of `AttentionParams` in src/kernels/params.rs: same fields, same order (a test reflects both).
 // Strides and offsets count elements; the channel axis of every view is contiguous.
 struct AttentionParams {
-    batch: u32,
     heads: u32,
     q_len: u32,
     kv_len: u32,

@@ -97,9 +97,7 @@ impl Capabilities {
             max_binding_bytes: limits.max_storage_buffer_binding_size,
             max_buffer_bytes: limits.max_buffer_size,
             max_workgroup_bytes: u64::from(limits.max_compute_workgroup_storage_size),
-            max_invocations: limits
-                .max_compute_invocations_per_workgroup
-                .min(limits.max_compute_workgroup_size_x),
+            max_invocations: limits.max_compute_invocations_per_workgroup,
             max_groups_per_axis: limits.max_compute_workgroups_per_dimension,
             max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
             storage_alignment: u64::from(limits.min_storage_buffer_offset_alignment.max(4)),
@@ -291,7 +289,9 @@ fn matching(name: &str, wanted: &str) -> bool {
 
 /// The backends asked for, if any were.
 fn wanted_backends(options: &GpuOptions) -> Option<wgpu::Backends> {
-    options.backends.or_else(wgpu::Backends::from_env)
+    let set = std::env::var("WGPU_BACKEND").is_ok_and(|value| !value.trim().is_empty());
+    let from_env = || wgpu::Backends::from_env().filter(|_| set);
+    options.backends.or_else(from_env)
 }
 
 /// The name asked for, if one was.
@@ -306,10 +306,13 @@ async fn enumerate(options: &GpuOptions) -> Result<Vec<wgpu::Adapter>> {
     let backends = wanted_backends(options).unwrap_or(wgpu::Backends::all());
     if backends.is_empty() {
         return Err(Error::AdapterNotFound {
-            wanted: format!(
-                "of WGPU_BACKEND={:?}",
-                std::env::var("WGPU_BACKEND").unwrap_or_default()
-            ),
+            wanted: match options.backends {
+                Some(_) => "of no backend at all (GpuOptions::backends)".into(),
+                None => format!(
+                    "of WGPU_BACKEND={:?}",
+                    std::env::var("WGPU_BACKEND").unwrap_or_default()
+                ),
+            },
             available: "vulkan, metal, dx12 or gl, or several of them with commas between".into(),
         });
     }

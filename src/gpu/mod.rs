@@ -37,6 +37,8 @@ struct Inner {
     poller: transfer::Poller,
     in_flight: transfer::InFlight,
     lost: Arc<OnceLock<String>>,
+    /// Whether the device was opened here, so that nobody else's callbacks hang on it.
+    owned: bool,
     allocated: AtomicU64,
     peak_allocated: AtomicU64,
 }
@@ -111,7 +113,7 @@ impl Gpu {
         // What escapes every error scope is reported to whoever is listening instead of ending the program.
         device.on_uncaptured_error(Arc::new(|error: wgpu::Error| log::error!("wgpu: {error}")));
         log::info!("opened {} ({:?})", info.name, info.backend);
-        Self::build(device, queue, lost)
+        Self::build(device, queue, lost, true)
     }
 
     /// Wraps a device that the application already has. Nothing about it is changed: no callback is
@@ -120,17 +122,28 @@ impl Gpu {
     /// Every feature and limit is taken from the device, so request the limits you need when opening it
     /// (wgpu's default limits bind at most 128 MiB in one piece).
     ///
+    /// wgpu tells of a lost device in one callback a device, which is the application's own: let it call
+    /// [`report_lost`](Self::report_lost), so that errors say so. Read-backs poll the device from a thread of
+    /// this `Gpu`, and wgpu then runs there whatever callbacks of that device are due, the application's included.
+    ///
     /// # Errors
     ///
     /// [`Error::LimitExceeded`] if the device's limits are too low for every kernel of this crate.
     pub fn from_device(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
-        Self::build(device, queue, Arc::new(OnceLock::new()))
+        Self::build(device, queue, Arc::new(OnceLock::new()), false)
+    }
+
+    /// Tells this `Gpu` that its device is gone, from the application's own device-lost callback: from now on
+    /// every call gives [`Error::DeviceLost`].
+    pub fn report_lost(&self, reason: &str) {
+        let _ = self.0.lost.set(reason.to_string());
     }
 
     fn build(
         device: wgpu::Device,
         queue: wgpu::Queue,
         lost: Arc<OnceLock<String>>,
+        owned: bool,
     ) -> Result<Self> {
         let info = device.adapter_info();
         let capabilities = Capabilities::new(&info, &device.limits(), device.features());
@@ -142,6 +155,7 @@ impl Gpu {
             mapped_at_creation: false,
         });
         Ok(Gpu(Arc::new(Inner {
+            owned,
             #[cfg(not(target_family = "wasm"))]
             poller: transfer::Poller::new(device.clone()),
             device,
@@ -193,7 +207,8 @@ impl Gpu {
         self.0.pipelines.len()
     }
 
-    /// Whether two handles are clones of one `Gpu`.
+    /// Whether two handles are clones of one `Gpu`. (Wrap a device once and clone the handle: whether two devices
+    /// are the same one wgpu cannot tell across instances.)
     pub fn same_as(&self, other: &Gpu) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -219,8 +234,21 @@ impl Gpu {
 
     /// Runs `make` in error scopes of its own, so that wgpu's errors come back as `Err`.
     ///
-    /// Off the web a scope knows its error at once. On the web it will know later: there an error of this
-    /// kind reaches the device's own handler instead.
+    /// Off the web a scope knows its error at once. On the web it would know later, and there are no scopes:
+    /// an error reaches the device's own handler.
+    #[cfg(target_family = "wasm")]
+    pub(crate) fn checked<T>(
+        &self,
+        _what: &str,
+        _bytes: u64,
+        make: impl FnOnce(&wgpu::Device) -> T,
+    ) -> Result<T> {
+        self.alive()?;
+        Ok(make(&self.0.device))
+    }
+
+    /// Runs `make` in error scopes of its own, so that wgpu's errors come back as `Err`.
+    #[cfg(not(target_family = "wasm"))]
     pub(crate) fn checked<T>(
         &self,
         what: &str,
@@ -256,6 +284,7 @@ impl Gpu {
 }
 
 /// The value of a future that is ready now; `None` if it is not.
+#[cfg(not(target_family = "wasm"))]
 fn now<T>(future: impl Future<Output = Option<T>>) -> Option<T> {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match std::pin::pin!(future).poll(&mut context) {

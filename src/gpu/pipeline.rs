@@ -1,8 +1,8 @@
 //! Pipelines and parameter buffers, made once and kept; and the one way a kernel is dispatched.
 
-use super::Gpu;
 use super::transfer::lock;
-use crate::kernels::{Access, Configuration, Kernel};
+use super::{Gpu, Timestamps};
+use crate::kernels::{Access, Binding, Configuration, Kernel};
 use crate::tensor::Bound;
 use crate::{Error, Result};
 use std::collections::{HashMap, VecDeque};
@@ -16,9 +16,19 @@ pub(crate) struct Pipeline {
     layout: wgpu::BindGroupLayout,
 }
 
-/// Pipelines by their whole text: whatever is baked into a shader is in its text, so nothing can be left out.
+/// Pipelines by all that is baked into them. They are kept as long as the [`Gpu`].
 #[derive(Default)]
-pub(super) struct PipelineCache(Mutex<HashMap<String, Arc<Pipeline>>>);
+pub(super) struct PipelineCache(Mutex<HashMap<PipelineKey, Arc<Pipeline>>>);
+
+/// Everything that makes a pipeline what it is: the whole text of the shader, and what the descriptor adds to it.
+#[derive(PartialEq, Eq, Hash)]
+struct PipelineKey {
+    source: String,
+    entry_point: &'static str,
+    bindings: &'static [Binding],
+    params_size: usize,
+    needs_cleared_memory: bool,
+}
 
 impl PipelineCache {
     pub(super) fn len(&self) -> usize {
@@ -59,7 +69,8 @@ pub(crate) struct Call<'a> {
     /// The parameter struct.
     pub(crate) params: &'a [u8],
     pub(crate) grid: [u32; 3],
-    pub(crate) timestamps: Option<wgpu::ComputePassTimestampWrites<'a>>,
+    /// Where the pass is timed, under the call's label.
+    pub(crate) timestamps: Option<&'a mut Timestamps>,
 }
 
 impl Gpu {
@@ -75,15 +86,22 @@ impl Gpu {
                 kernel: kernel.name.into(),
                 message: error.to_string(),
             })?;
-        if let Some(pipeline) = lock(&self.0.pipelines.0).get(&source) {
+        let key = PipelineKey {
+            source,
+            entry_point: kernel.name,
+            bindings: kernel.bindings,
+            params_size: kernel.params.size,
+            needs_cleared_memory: kernel.needs_cleared_memory,
+        };
+        if let Some(pipeline) = lock(&self.0.pipelines.0).get(&key) {
             return Ok(pipeline.clone());
         }
         // Compiled outside the lock, since it may take a second; should two threads compile the same text at
         // once, the first one's is kept.
         log::debug!("compiling {} ({configuration})", kernel.name);
-        let pipeline = Arc::new(self.compile(kernel, &source)?);
+        let pipeline = Arc::new(self.compile(kernel, &key.source)?);
         let mut cache = lock(&self.0.pipelines.0);
-        Ok(cache.entry(source).or_insert(pipeline).clone())
+        Ok(cache.entry(key).or_insert(pipeline).clone())
     }
 
     fn compile(&self, kernel: &'static Kernel, source: &str) -> Result<Pipeline> {
@@ -130,8 +148,7 @@ impl Gpu {
                 module: &module,
                 entry_point: Some(kernel.name),
                 compilation_options: wgpu::PipelineCompilationOptions {
-                    // Every kernel writes its workgroup memory before it reads it.
-                    zero_initialize_workgroup_memory: false,
+                    zero_initialize_workgroup_memory: kernel.needs_cleared_memory,
                     ..Default::default()
                 },
                 cache: None,
@@ -228,10 +245,14 @@ impl Gpu {
                 entries: &entries,
             })
         })?;
+        let timestamps = call
+            .timestamps
+            .map(|timestamps| timestamps.writes(call.label));
+        let timestamps = timestamps.transpose()?;
         self.checked(call.label, 0, |_| {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
                 label: Some(call.label),
-                timestamp_writes: call.timestamps,
+                timestamp_writes: timestamps,
             });
             pass.set_pipeline(&pipeline.pipeline);
             pass.set_bind_group(0, &bind_group, &[]);

@@ -65,17 +65,35 @@ impl Timestamps {
         })
     }
 
-    /// What the next pass is to be begun with; `None` when the room is used up.
-    pub fn writes(&mut self, label: &str) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
+    /// What the next pass is to be begun with. That pass must be recorded: a driver may wait for ever for a
+    /// timestamp that nobody writes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LimitExceeded`] when the room is used up.
+    pub fn writes(&mut self, label: &str) -> Result<wgpu::ComputePassTimestampWrites<'_>> {
+        self.expect_room(1)?;
         let number = self.labels.len() as u32;
-        if number >= self.capacity {
-            return None;
-        }
         self.labels.push(label.to_string());
-        Some(wgpu::ComputePassTimestampWrites {
+        Ok(wgpu::ComputePassTimestampWrites {
             query_set: &self.queries,
             beginning_of_pass_write_index: Some(2 * number),
             end_of_pass_write_index: Some(2 * number + 1),
+        })
+    }
+
+    /// [`Error::LimitExceeded`] if there is no room for that many passes more.
+    pub(crate) fn expect_room(&self, passes: usize) -> Result<()> {
+        let needed = self.labels.len() + passes;
+        if needed <= self.capacity as usize {
+            return Ok(());
+        }
+        Err(Error::LimitExceeded {
+            what: "timing".into(),
+            limit: "the room of Timestamps::new".into(),
+            needed: needed as u64,
+            available: u64::from(self.capacity),
+            unit: "passes",
         })
     }
 

@@ -33,8 +33,11 @@ impl Gpu {
         if size > available {
             return Err(Error::limit_bytes(what, "max_buffer_size", size, available));
         }
-        // A lost device makes buffers without a word: a poll is when wgpu tells of the loss.
-        let _ = self.device().poll(wgpu::PollType::Poll);
+        // A lost device makes buffers without a word: a poll is when wgpu tells of the loss. (A poll runs
+        // whatever callbacks are due, so an application's own device is left alone.)
+        if self.0.owned {
+            let _ = self.device().poll(wgpu::PollType::Poll);
+        }
         self.checked(what, size, |device| {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some(what),
@@ -88,28 +91,42 @@ impl Gpu {
                 None
             }
         };
-        match oldest {
-            Some(oldest) => self.wait_for(oldest)?,
-            // Lets wgpu free what finished work held.
-            None => drop(self.device().poll(wgpu::PollType::Poll)),
+        if let Some(oldest) = oldest {
+            self.wait_for(oldest)?;
         }
         Ok(index)
+    }
+
+    /// Records into an encoder of its own and submits; everything wgpu finds wrong with it is an error.
+    pub(crate) fn record_and_submit(
+        &self,
+        record: impl FnOnce(&mut wgpu::CommandEncoder) -> Result<()>,
+    ) -> Result<wgpu::SubmissionIndex> {
+        let mut encoder = self.device().create_command_encoder(&Default::default());
+        record(&mut encoder)?;
+        let commands = self.checked("recording", 0, |_| encoder.finish())?;
+        self.submit(commands)
     }
 
     /// Waits until `submission` is done. On the web, where nothing may wait, returns at once.
     ///
     /// # Errors
     ///
-    /// [`Error::DeviceLost`].
+    /// [`Error::Parameter`] for a submission of another device, [`Error::DeviceLost`].
     pub fn wait_for(&self, submission: wgpu::SubmissionIndex) -> Result<()> {
         let wait = wgpu::PollType::Wait {
             submission_index: Some(submission),
             timeout: None,
         };
-        self.device()
-            .poll(wait)
-            .map_err(|error| self.lost(error.to_string()))?;
-        self.alive()
+        match self.device().poll(wait) {
+            Ok(_) => self.alive(),
+            Err(wgpu::PollError::WrongSubmissionIndex(asked, last)) => Err(Error::parameter(
+                "submission",
+                asked,
+                format!("must be of this device, whose last submission is {last}"),
+            )),
+            Err(error) => Err(self.lost(error.to_string())),
+        }
     }
 
     pub(crate) fn lost(&self, words: String) -> Error {
@@ -196,8 +213,15 @@ impl Poller {
             Some(thread) => thread,
             None => self.start()?,
         };
-        // The thread ends only when its channel does, and this end of it is here.
-        let _ = thread.submissions.send(submission);
+        let thread = match thread.submissions.send(submission) {
+            Ok(()) => thread,
+            // The thread is gone, which only a panic in its device's callbacks can do: start another.
+            Err(mpsc::SendError(submission)) => {
+                let thread = self.start()?;
+                let _ = thread.submissions.send(submission);
+                thread
+            }
+        };
         *slot = Some(thread);
         Ok(())
     }
@@ -216,9 +240,9 @@ impl Poller {
                     });
                 }
             })
-            .map_err(|source| Error::Io {
-                path: "a thread that waits for the GPU".into(),
-                source,
+            .map_err(|error| Error::Unsupported {
+                what: "reading back".into(),
+                reason: format!("no thread could be started that waits for the GPU: {error}"),
             })?;
         Ok(Thread {
             submissions: sender,

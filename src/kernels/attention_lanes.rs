@@ -8,7 +8,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     form: Form::Lanes,
     summary: "one-pass attention, a query row per SIMD lane, keys and values read by all lanes at once",
     source: include_str!("../../shaders/attention_lanes.wgsl"),
-    fragments: &[&GRID, &ATTENTION_PARAMS, &KEY_RANGE],
+    fragments: &[&GRID, &ATTENTION_PARAMS, &KEY_RANGE, &SCORES],
     bindings: &[
         read("q"),
         read("k"),
@@ -21,6 +21,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     configurations: || attention_configurations(configurations),
     workgroup_bytes: |_| 0,
     invocations: |configuration| configuration.get("LANES"),
+    needs_cleared_memory: false,
 };
 
 /// Lanes are 8 wide on the adapters this is for. One row a lane compiles in a fraction of the time and suits

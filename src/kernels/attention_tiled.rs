@@ -8,7 +8,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     form: Form::Tiled,
     summary: "one-pass attention, blocks of queries and keys in workgroup memory",
     source: include_str!("../../shaders/attention_tiled.wgsl"),
-    fragments: &[&GRID, &ATTENTION_PARAMS, &KEY_RANGE],
+    fragments: &[&GRID, &ATTENTION_PARAMS, &KEY_RANGE, &SCORES],
     bindings: &[
         read("q"),
         read("k"),
@@ -30,6 +30,7 @@ pub(super) static KERNEL: Kernel = Kernel {
         u64::from(4 * (staged + block_q * block_k + 2 * block_q * 8))
     },
     invocations: |_| 64,
+    needs_cleared_memory: false,
 };
 
 /// Fewer rows an invocation where D is large, so that its part of the output stays in registers; the values

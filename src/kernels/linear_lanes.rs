@@ -14,6 +14,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     configurations: || vec![configuration(1), configuration(8)],
     workgroup_bytes: |_| 0,
     invocations: |configuration| configuration.get("LANES"),
+    needs_cleared_memory: false,
 };
 
 fn configuration(rows: u32) -> Configuration {

@@ -17,6 +17,7 @@ pub(super) static KERNEL: Kernel = Kernel {
         u64::from(4 * 16 * (tile("ROWS") + tile("COLUMNS")))
     },
     invocations: |_| 256,
+    needs_cleared_memory: false,
 };
 
 fn configuration(rows: u32, columns: u32) -> Configuration {

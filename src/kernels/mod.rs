@@ -77,6 +77,8 @@ pub static GRID: Fragment = fragment!("shared/grid");
 pub static ATTENTION_PARAMS: Fragment = fragment!("shared/attention_params");
 /// Keys hidden by position: causal.
 pub static KEY_RANGE: Fragment = fragment!("shared/key_range");
+/// Scores that weigh nothing.
+pub static SCORES: Fragment = fragment!("shared/scores");
 /// `LinearParams` and where a row of a view begins.
 pub static LINEAR_PARAMS: Fragment = fragment!("shared/linear_params");
 /// Rule: no key is hidden but by its position.
@@ -85,7 +87,7 @@ pub static ATTEND_ALL: Fragment = fragment!("rules/attend_all");
 pub static KEY_MASK: Fragment = fragment!("rules/key_mask");
 
 /// What a binding is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// A storage buffer that the kernel only reads.
     Read,
@@ -96,7 +98,7 @@ pub enum Access {
 }
 
 /// One binding of group 0; its number is its place in [`Kernel::bindings`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Binding {
     /// The variable's name in WGSL.
     pub name: &'static str,
@@ -170,6 +172,9 @@ pub struct Kernel {
     pub workgroup_bytes: fn(&Configuration) -> u64,
     /// Invocations of a workgroup of a configuration. (Reflection holds it against the shader.)
     pub invocations: fn(&Configuration) -> u32,
+    /// Whether the driver must clear workgroup memory first, as WGSL promises. Kernels that write before they
+    /// read do without.
+    pub needs_cleared_memory: bool,
 }
 
 impl fmt::Debug for Kernel {

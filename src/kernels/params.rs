@@ -30,7 +30,6 @@ macro_rules! params {
 params! {
     /// Twin of `shaders/shared/attention_params.wgsl`, which says what each field means.
     struct AttentionParams {
-        batch: u32,
         heads: u32,
         q_len: u32,
         kv_len: u32,

@@ -17,9 +17,11 @@ pub use weights::{HeadProjections, LayerWeights, MatrixLayout, Projection, QkvWe
 use crate::attention::{Attention, AttentionArguments, AttentionProblem, CausalAlignment};
 use crate::gpu::{Gpu, Timestamps};
 use crate::kernels::Form;
-use crate::linear::{Linear, LinearArguments, LinearProblem};
+use crate::linear::{
+    Linear, LinearArguments, LinearProblem, check_operands, expect_contiguous_last,
+};
 use crate::plan::Plan;
-use crate::tensor::{ElementType, Tensor, TensorView, shape_text};
+use crate::tensor::{ElementType, Tensor, TensorView, elements, shape_text};
 use crate::{Error, Result};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -183,6 +185,26 @@ impl LayerPlan {
     }
 }
 
+impl fmt::Debug for LayerPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LayerPlan")
+            .field("config", &self.config)
+            .field("batch", &self.batch)
+            .field("tokens", &self.tokens)
+            .field("masked", &self.masked)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for MultiHeadAttention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MultiHeadAttention")
+            .field("gpu", &self.gpu)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
 impl fmt::Display for LayerPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (step, plan) in self.steps() {
@@ -199,7 +221,8 @@ pub struct LayerArguments<'a> {
     pub x: &'a TensorView,
     /// `(B, T)`, bool: false hides the token from every query (it is still computed itself). Given exactly if the plan says so.
     pub key_mask: Option<&'a TensorView>,
-    /// `(B, T, d_out)`, f32, overwritten; its last axis is contiguous. May not share a buffer with the others.
+    /// `(B, T, d_out)`, f32, overwritten. May share a buffer with x, which was read before. Without an output
+    /// projection its last axis is contiguous, and it may not share a buffer with the mask.
     pub y: &'a TensorView,
 }
 
@@ -273,6 +296,7 @@ impl MultiHeadAttention {
             weight.expect_gpu(&named("weight"), gpu)?;
             if let Some(bias) = &bias {
                 bias.expect_shape(&named("bias"), &[out])?;
+                expect_contiguous_last(&named("bias"), bias)?;
                 bias.expect_type(&named("bias"), ElementType::F32)?;
                 bias.expect_gpu(&named("bias"), gpu)?;
             }
@@ -296,12 +320,25 @@ impl MultiHeadAttention {
                 "3 * d_out must fit a machine word",
             ));
         }
-        // A head that no kernel takes is refused now, not at the first call.
-        let problem = AttentionProblem {
+        // A head that no kernel takes, or a weight that cannot be bound, is refused now, not at the first call.
+        let capabilities = gpu.capabilities();
+        let attention = AttentionProblem {
             form: config.form,
             ..AttentionProblem::new(1, config.heads, 1, head_dim)
         };
-        problem.plan(gpu.capabilities()).map(drop)
+        attention.plan(capabilities)?;
+        let available = capabilities.max_binding_bytes;
+        for (name, shape) in [
+            ("the qkv weight", [3 * config.d_out, config.d_in]),
+            ("the output weight", [config.d_out, config.d_out]),
+        ] {
+            let needed = elements(name, &shape)? * ElementType::F32.size();
+            if needed > available {
+                let limit = "max_storage_buffer_binding_size";
+                return Err(Error::limit_bytes(name, limit, needed, available));
+            }
+        }
+        Ok(())
     }
 
     fn build(
@@ -367,6 +404,14 @@ impl MultiHeadAttention {
             ..AttentionProblem::new(batch, heads, tokens, self.head_dim)
         };
         self.check_bindings(batch, tokens)?;
+        let qkv_projection = linear(d_in, 3 * d_out)?;
+        let attention = Attention::new(&self.gpu, attention)?;
+        let output_projection = self
+            .output
+            .as_ref()
+            .map(|_| linear(d_out, d_out))
+            .transpose()?;
+        // Everything fits: now memory.
         let tensor =
             |channels| Tensor::empty(&self.gpu, &[batch, tokens, channels], ElementType::F32);
         Ok(LayerPlan {
@@ -374,13 +419,9 @@ impl MultiHeadAttention {
             batch,
             tokens,
             masked,
-            qkv_projection: linear(d_in, 3 * d_out)?,
-            attention: Attention::new(&self.gpu, attention)?,
-            output_projection: self
-                .output
-                .as_ref()
-                .map(|_| linear(d_out, d_out))
-                .transpose()?,
+            qkv_projection,
+            attention,
+            output_projection,
             qkv: tensor(3 * d_out)?,
             context: self.output.as_ref().map(|_| tensor(d_out)).transpose()?,
         })
@@ -421,11 +462,12 @@ impl MultiHeadAttention {
         self.encode_timed(encoder, plan, arguments, None)
     }
 
-    /// [`encode`](Self::encode), with timestamps around each dispatch.
+    /// [`encode`](Self::encode), with timestamps around each dispatch, under the name of its [`Step`]. Where there
+    /// is nothing to compute there is no dispatch and no span.
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode).
+    /// As [`encode`](Self::encode), and [`Error::LimitExceeded`] where the timestamps have no room left.
     pub fn encode_timed(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -434,11 +476,12 @@ impl MultiHeadAttention {
         mut timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
         self.check_arguments(plan, &arguments)?;
-        for (step, planned) in plan.steps() {
-            // A pass that is not recorded writes no timestamp, and drivers may wait for one for ever.
-            let writes = timestamps.as_deref_mut().filter(|_| planned.grid.is_some());
-            let writes = writes.and_then(|timestamps| timestamps.writes(&step.to_string()));
-            self.encode_step(encoder, plan, step, arguments, writes)?;
+        if let Some(timestamps) = &timestamps {
+            let steps = plan.steps();
+            timestamps.expect_room(steps.iter().filter(|(_, step)| step.grid.is_some()).count())?;
+        }
+        for (step, _) in plan.steps() {
+            self.encode_step(encoder, plan, step, arguments, timestamps.as_deref_mut())?;
         }
         Ok(())
     }
@@ -454,11 +497,12 @@ impl MultiHeadAttention {
         plan: &LayerPlan,
         step: Step,
         arguments: LayerArguments<'_>,
-        timestamps: Option<wgpu::ComputePassTimestampWrites<'_>>,
+        timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
         self.check_arguments(plan, &arguments)?;
         let LayerArguments { x, key_mask, y } = arguments;
         let LayerConfig { d_out, heads, .. } = self.config;
+        let label = &step.to_string();
         match step {
             Step::QkvProjection => plan.qkv_projection.encode_timed(
                 encoder,
@@ -468,6 +512,7 @@ impl MultiHeadAttention {
                     bias: self.qkv.bias.as_ref(),
                     y: &plan.qkv.view(),
                 },
+                label,
                 timestamps,
             ),
             Step::Attention => {
@@ -489,6 +534,7 @@ impl MultiHeadAttention {
                         mask: key_mask,
                         out: &out.split_axis(2, &[heads, self.head_dim])?,
                     },
+                    label,
                     timestamps,
                 )
             }
@@ -510,6 +556,7 @@ impl MultiHeadAttention {
                         bias: output.bias.as_ref(),
                         y,
                     },
+                    label,
                     timestamps,
                 )
             }
@@ -558,13 +605,23 @@ impl MultiHeadAttention {
                 ));
             }
         }
-        let same = |a: &TensorView, b: &TensorView| a.buffer() == b.buffer();
-        if same(x, y) || key_mask.is_some_and(|mask| same(mask, y)) {
-            return Err(Error::Layout {
-                argument: "y".into(),
-                problem: "it lies in the same buffer as an input".into(),
-                remedy: "give the output a buffer of its own".into(),
-            });
+        // What the dispatch that writes y reads besides what lies in the plan. (x was read two dispatches before.)
+        let weight = self.output.as_ref().map(|output| &output.weight);
+        let bias = self.output.as_ref().and_then(|output| output.bias.as_ref());
+        let inputs = match weight {
+            Some(_) => [
+                ("output weight", weight),
+                ("output bias", bias),
+                ("mask", None),
+            ],
+            None => [("mask", *key_mask), ("", None), ("", None)],
+        };
+        check_operands(&self.gpu, &inputs, ("y", y))?;
+        if let Some(mask) = key_mask {
+            expect_contiguous_last("key_mask", mask)?;
+        }
+        if weight.is_none() {
+            expect_contiguous_last("y", y)?;
         }
         Ok(())
     }
@@ -604,27 +661,27 @@ impl MultiHeadAttention {
             key_mask: mask.as_ref(),
             y: &y.view(),
         };
-        let mut encoder = self
-            .gpu
-            .device()
-            .create_command_encoder(&Default::default());
-        self.encode(&mut encoder, &plan, arguments)?;
-        self.gpu.submit(encoder.finish())?;
+        self.gpu
+            .record_and_submit(|encoder| self.encode(encoder, &plan, arguments))?;
         Ok(y)
     }
 
     /// The kept plan if it is for this shape, or a new one, which is then kept.
     fn plan_for(&self, batch: usize, tokens: usize, masked: bool) -> Result<LayerPlan> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(plan) = last.as_ref()
-            && (plan.batch, plan.tokens, plan.masked) == (batch, tokens, masked)
+        let kept = || self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits =
+            |plan: &LayerPlan| (plan.batch, plan.tokens, plan.masked) == (batch, tokens, masked);
         {
-            return Ok(plan.clone());
+            let mut last = kept();
+            if let Some(plan) = last.as_ref().filter(|plan| fits(plan)) {
+                return Ok(plan.clone());
+            }
+            // The old workspace goes before the new one comes.
+            *last = None;
         }
-        // The old workspace goes before the new one comes.
-        *last = None;
+        // Planned outside the lock: compiling may take a second, and others may come with the shape they had.
         let plan = self.plan(batch, tokens, masked)?;
-        *last = Some(plan.clone());
+        *kept() = Some(plan.clone());
         Ok(plan)
     }
 

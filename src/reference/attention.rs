@@ -86,7 +86,8 @@ pub struct AttentionRow {
 /// - A key that is not seen adds nothing, whatever lies there (NaN and infinity included).
 /// - A row that sees no key gives output 0, `lse` -inf, weights 0.
 /// - The softmax subtracts the row's maximum first, so that no score is too large. A NaN or +inf score at a
-///   key that *is* seen makes that row NaN, and no other; so does a row whose every seen score is -inf.
+///   key that *is* seen makes that row NaN, and no other.
+/// - A score of -inf has weight 0; a row that has no other score is as one that sees no key.
 /// - Any of B, H, Tq, Tk may be 0.
 ///
 /// # Errors
@@ -106,7 +107,7 @@ pub struct AttentionRow {
 /// })?;
 /// assert_eq!(outputs.out, [0.0, 0.5, 1.0]);
 /// assert_eq!(outputs.lse[0], 0.0);
-/// # Ok::<(), wgpu_attention::error::Error>(())
+/// # Ok::<(), wgpu_attention::Error>(())
 /// ```
 pub fn attention(inputs: &AttentionInputs) -> Result<AttentionOutputs> {
     attend(inputs, true)
@@ -141,7 +142,7 @@ pub fn attention_without_weights(inputs: &AttentionInputs) -> Result<AttentionOu
 /// assert!((row.weights[1] - 0.75).abs() < 1e-15);
 /// assert!((row.out[0] - 6.0).abs() < 1e-14);
 /// assert!((row.lse - 4.0_f64.ln()).abs() < 1e-15);
-/// # Ok::<(), wgpu_attention::error::Error>(())
+/// # Ok::<(), wgpu_attention::Error>(())
 /// ```
 pub fn attention_row(
     inputs: &AttentionInputs,
@@ -234,7 +235,8 @@ fn attend_row(
         .filter(|&key| may_attend(inputs, row, key))
         .map(|key| (key, score(inputs, scale, row, key)))
         .collect();
-    if seen.is_empty() {
+    // A score of -inf has weight 0, and where there is no other the row is as an empty one.
+    if seen.iter().all(|(_, score)| *score == f64::NEG_INFINITY) {
         return f64::NEG_INFINITY;
     }
 

@@ -80,7 +80,7 @@ pub struct LayerOutputs {
 /// let rounded: Vec<f64> = outputs.context.iter().map(|c| (c * 1e9).round() / 1e9).collect();
 /// assert_eq!(rounded, [1.0, 2.0, 4.0]);
 /// assert_eq!(outputs.y[1], 4.5);
-/// # Ok::<(), wgpu_attention::error::Error>(())
+/// # Ok::<(), wgpu_attention::Error>(())
 /// ```
 pub fn layer(inputs: &LayerInputs) -> Result<LayerOutputs> {
     run(inputs, true)

@@ -22,7 +22,7 @@ use crate::error::Result;
 /// let weight = [1.0, 0.0, /* second output */ 2.0, -1.0];
 /// let y = linear(&[3.0, 4.0], 1, 2, &weight, Some(&[0.5, 0.0]), 2)?;
 /// assert_eq!(y, [3.5, 2.0]);
-/// # Ok::<(), wgpu_attention::error::Error>(())
+/// # Ok::<(), wgpu_attention::Error>(())
 /// ```
 pub fn linear(
     x: &[f64],

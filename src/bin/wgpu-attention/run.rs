@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use wgpu_attention::case::{Case, Tolerances};
 use wgpu_attention::checkpoint::{LayerCheckpoint, gpt2_layers};
-use wgpu_attention::compare::{Comparison, Tolerance, compare};
+use wgpu_attention::compare::{Comparison, Outcome, Tolerance, compare};
 use wgpu_attention::tensor_file::{FileTensor, TensorFile, write_tensors};
 use wgpu_attention::{
     ElementType, Error, Gpu, LayerArguments, LayerConfig, LayerPlan, MultiHeadAttention, Result,
@@ -44,6 +44,9 @@ pub(crate) struct Options {
     /// The form of the kernels
     #[arg(long, value_enum, default_value = "auto")]
     form: FormOption,
+    /// Do not compute the f64 reference to compare with (it takes a minute and more for thousands of tokens)
+    #[arg(long, requires = "weights")]
+    no_check: bool,
     /// Timed runs after the warm-up; the median is printed
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     samples: u32,
@@ -60,6 +63,7 @@ impl Default for Options {
             output: None,
             adapter: None,
             form: FormOption::Auto,
+            no_check: false,
             samples: 20,
         }
     }
@@ -177,12 +181,13 @@ impl Job {
         }
         let key_mask = input_file.get("key_mask")?;
         if let Some(mask) = &key_mask
-            && mask.values.len() != batch * tokens
+            && mask.shape[..] != x.shape[..x.shape.len() - 1]
         {
             return Err(wrong(
                 input,
                 format!(
-                    "tensor \"key_mask\": expected ({batch}, {tokens}), got {:?}",
+                    "tensor \"key_mask\": expected {:?}, got {:?}",
+                    &x.shape[..x.shape.len() - 1],
                     mask.shape
                 ),
             ));
@@ -321,12 +326,15 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     run.time(options.samples)?;
 
     let y: Vec<f32> = run.y.read_blocking()?;
-    let expected = job.reference()?;
     let shape = job.shape();
-    let mut right = report(
-        "the f64 reference",
-        &compare(&y, &shape, &expected, &shape, Tolerance::F32),
-    );
+    let mut right = true;
+    if options.no_check {
+        say("check       none, as asked");
+    } else {
+        let expected = job.reference()?;
+        let comparison = compare(&y, &shape, &expected, &shape, Tolerance::F32);
+        right &= report("the f64 reference", &comparison);
+    }
     if let Some((stored, tolerance)) = &job.stored {
         right &= report(
             "the stored result",
@@ -391,11 +399,13 @@ fn report(with: &str, comparison: &Comparison) -> bool {
         comparison.tolerance,
         if comparison.passed() {
             "passed".into()
+        } else if comparison.outcome == Outcome::NothingCompared {
+            "the result is empty".into()
         } else {
             format!("FAILED. {comparison}")
         },
     ));
-    comparison.passed()
+    comparison.passed() || comparison.outcome == Outcome::NothingCompared
 }
 
 /// A layer with its operands on the GPU.
@@ -514,7 +524,12 @@ impl<'a> Run<'a> {
             say(format_args!(
                 "            {name:<18} {:>10.3} ms {:>9.2} GFLOP/s{note}",
                 seconds * 1e3,
-                flops as f64 / seconds * 1e-9
+                // A step of no work takes no time.
+                if flops == 0 {
+                    0.0
+                } else {
+                    flops as f64 / seconds * 1e-9
+                }
             ));
         };
         for ((step, plan), times) in steps.iter().zip(&mut of_steps) {

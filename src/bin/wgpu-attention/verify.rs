@@ -31,6 +31,9 @@ pub(crate) struct Options {
     strict: bool,
 }
 
+/// The kind of what is no case.
+const UNREADABLE: &str = "unreadable";
+
 /// What became of a file.
 struct Entry {
     file: PathBuf,
@@ -81,7 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
                 entries.push(Entry {
                     file,
                     name,
-                    kind: "unreadable".into(),
+                    kind: UNREADABLE.into(),
                     report: Err(error),
                 });
                 continue;
@@ -124,27 +127,31 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         print(&entries, adapter, options.strict);
     }
 
-    let unreadable = entries.iter().any(|entry| entry.kind == "unreadable");
+    // A file that cannot be read is a fault of the request, a case that cannot run or is wrong is a failure.
+    let unreadable: Vec<&Entry> = entries
+        .iter()
+        .filter(|entry| entry.kind == UNREADABLE)
+        .collect();
+    for entry in &unreadable {
+        complain(entry.reason().unwrap_or_default());
+    }
+    let wrong = count(Status::Failed) > unreadable.len()
+        || options.strict && count(Status::Unsupported) > 0;
     let compared = entries.iter().any(|entry| {
-        let comparisons = entry.report.as_ref().map(|report| &report.outputs);
-        comparisons.is_ok_and(|outputs| outputs.iter().any(|output| output.comparison.is_some()))
+        let outputs = entry.report.as_ref().map(|report| &report.outputs);
+        outputs.is_ok_and(|outputs| outputs.iter().any(|output| output.comparison.is_some()))
     });
-    Ok(
-        if unreadable
-            || !compared
-                && count(Status::Failed) == 0
-                && !(options.strict && count(Status::Unsupported) > 0)
-        {
-            if !compared {
-                complain("nothing was compared");
-            }
-            Verdict::Unsound
-        } else if count(Status::Failed) > 0 || options.strict && count(Status::Unsupported) > 0 {
-            Verdict::Wrong
-        } else {
-            Verdict::Right
-        },
-    )
+    if wrong {
+        return Ok(Verdict::Wrong);
+    }
+    if !unreadable.is_empty() {
+        return Ok(Verdict::Unsound);
+    }
+    if !compared {
+        complain("nothing was compared");
+        return Ok(Verdict::Unsound);
+    }
+    Ok(Verdict::Right)
 }
 
 fn print(entries: &[Entry], adapter: Option<String>, strict: bool) {
