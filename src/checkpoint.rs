@@ -172,20 +172,24 @@ impl Source<'_> {
         let c_attn = self.need(&format!("{prefix}c_attn.weight"), "(d_in, 3*d_out)")?;
         let (rows, columns) = (c_attn.shape[0], c_attn.shape[1]);
         let c_proj = self.take(&format!("{prefix}c_proj.weight"))?;
-        // The output projection is square and says nothing of its order; it is kept as c_attn is. What
-        // tells that one's order is which of its axes is three times the output projection's, or, where
-        // there is none, three times the other.
+        let output_bias = self.take(&format!("{prefix}c_proj.bias"))?;
+        self.expect_weight_of(c_proj.as_ref(), output_bias.as_ref())?;
+        // The output projection is square and says nothing of its order; it is kept as c_attn is. What tells
+        // that one's order is which of its axes is three times the output projection's, or, where there is
+        // none, three times the other.
         let d_out = match &c_proj {
             Some(c_proj) => {
                 self.expect_axes(c_proj, "(d_out, d_out)")?;
-                c_proj.shape[0]
+                let d_out = c_proj.shape[0];
+                self.expect_shape(Some(c_proj), &[d_out, d_out])?;
+                d_out
             }
             None => rows.min(columns),
         };
-        let layout = match () {
-            () if d_out.checked_mul(3) == Some(columns) => MatrixLayout::InOut,
-            () if d_out.checked_mul(3) == Some(rows) => MatrixLayout::OutIn,
-            () => {
+        let layout = match d_out.checked_mul(3) {
+            Some(three) if three == columns => MatrixLayout::InOut,
+            Some(three) if three == rows => MatrixLayout::OutIn,
+            _ => {
                 return Err(self.wrong(format!(
                     "tensor {:?}: expected (d_in, 3*d_out) or (3*d_out, d_in) with d_out = {d_out}, got {}",
                     c_attn.name,
@@ -198,7 +202,6 @@ impl Source<'_> {
             MatrixLayout::OutIn => columns,
         };
         let bias = self.take(&format!("{prefix}c_attn.bias"))?;
-        let output_bias = self.take(&format!("{prefix}c_proj.bias"))?;
         self.expect_shape(bias.as_ref(), &[3 * d_out])?;
         let weight = c_attn.to_f32();
         let bias = bias.map(|bias| bias.to_f32());
@@ -329,16 +332,28 @@ impl Source<'_> {
     /// The output projection and its bias under either of their names.
     fn output(&mut self) -> Result<(Option<FileTensor>, Option<FileTensor>)> {
         for (weight, bias) in [("Wproj", "bproj"), ("Wo", "bo")] {
-            if let Some(weight) = self.take(weight)? {
-                return Ok((Some(weight), self.take(bias)?));
-            }
-            if (self.get)(bias)?.is_some() {
-                return Err(self.wrong(format!(
-                    "tensor {bias:?} is there, but {weight:?} is missing"
-                )));
+            let (weight, bias) = (self.take(weight)?, self.take(bias)?);
+            self.expect_weight_of(weight.as_ref(), bias.as_ref())?;
+            if weight.is_some() {
+                return Ok((weight, bias));
             }
         }
         Ok((None, None))
+    }
+
+    /// A bias without its weight is half of a layer, such as one file of several.
+    fn expect_weight_of(
+        &self,
+        weight: Option<&FileTensor>,
+        bias: Option<&FileTensor>,
+    ) -> Result<()> {
+        match (weight, bias) {
+            (None, Some(bias)) => Err(self.wrong(format!(
+                "tensor {:?} is there, but the weight it belongs to is missing",
+                bias.name
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Checks every size and brings the weights into the fused form.
@@ -356,12 +371,6 @@ impl Source<'_> {
         }
         self.expect_shape(output.as_ref(), &[d_out, d_out])?;
         self.expect_shape(output_bias.as_ref(), &[d_out])?;
-        if let (None, Some(bias)) = (&output, &output_bias) {
-            return Err(self.wrong(format!(
-                "tensor {:?} is there, but the weight it belongs to is missing",
-                bias.name
-            )));
-        }
         let output = output.map(|weight| weight.to_f32());
         let output_bias = output_bias.map(|bias| bias.to_f32());
         let weights = LayerWeights {
@@ -392,5 +401,161 @@ impl Source<'_> {
             output_bias,
             names: std::mem::take(&mut self.taken),
         })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::tensor_file::ElementKind;
+
+    fn tensor(name: &str, shape: &[usize]) -> FileTensor {
+        let count: usize = shape.iter().product();
+        FileTensor {
+            name: name.into(),
+            shape: shape.to_vec(),
+            dtype: ElementKind::F32,
+            values: (0..count).map(|value| value as f64).collect(),
+        }
+    }
+
+    fn read(tensors: &[(&str, &[usize])]) -> Result<LayerCheckpoint> {
+        let tensors: Vec<_> = tensors
+            .iter()
+            .map(|(name, shape)| tensor(name, shape))
+            .collect();
+        LayerCheckpoint::from_tensors(&tensors, Path::new("test"))
+    }
+
+    #[test]
+    fn sizes_come_from_the_shapes() {
+        let fused = read(&[("Wqkv", &[12, 5]), ("bqkv", &[12])]).unwrap();
+        assert_eq!(
+            (fused.d_in, fused.d_out, fused.heads, &fused.output),
+            (5, 4, None, &None)
+        );
+        let heads = read(&[
+            ("Wq", &[3, 5, 2]),
+            ("Wk", &[3, 5, 2]),
+            ("Wv", &[3, 5, 2]),
+            ("Wproj", &[6, 6]),
+        ])
+        .unwrap();
+        assert_eq!((heads.d_in, heads.d_out, heads.heads), (5, 6, Some(3)));
+        // Head 1's first q channel is column 0 of the second (5, 2) block.
+        assert_eq!(heads.qkv[2 * 5..3 * 5], [10.0, 12.0, 14.0, 16.0, 18.0]);
+    }
+
+    /// A matrix of the right number of values may still be another matrix.
+    #[test]
+    fn a_shape_that_does_not_fit_is_named() {
+        type Tensors<'a> = &'a [(&'a str, &'a [usize])];
+        let cases: &[(Tensors, &[&str])] = &[
+            (
+                &[("Wqkv", &[11, 5])],
+                &["\"Wqkv\"", "(3*d_out, d_in)", "(11, 5)"],
+            ),
+            (&[("Wqkv", &[60])], &["\"Wqkv\"", "(60)"]),
+            (
+                &[("Wqkv", &[12, 5]), ("bqkv", &[3, 4])],
+                &["\"bqkv\"", "(12)", "(3, 4)"],
+            ),
+            (
+                &[("Wqkv", &[12, 5]), ("Wproj", &[2, 8])],
+                &["\"Wproj\"", "(4, 4)", "(2, 8)"],
+            ),
+            (
+                &[("Wqkv", &[12, 5]), ("Wproj", &[4, 4]), ("bproj", &[2, 2])],
+                &["\"bproj\"", "(4)", "(2, 2)"],
+            ),
+            (
+                &[("Wqkv", &[12, 5]), ("bproj", &[4])],
+                &["\"bproj\"", "missing"],
+            ),
+            (
+                &[("Wq", &[4, 6]), ("Wk", &[6, 4]), ("Wv", &[4, 6])],
+                &["\"Wk\"", "(4, 6)", "(6, 4)"],
+            ),
+            (&[("Wq", &[4, 6]), ("Wk", &[4, 6])], &["\"Wv\"", "missing"]),
+            (
+                &[("Wq", &[2, 3, 4]), ("Wk", &[2, 4, 3]), ("Wv", &[2, 3, 4])],
+                &["\"Wk\"", "(2, 3, 4)", "(2, 4, 3)"],
+            ),
+            (
+                &[
+                    ("Wq", &[2, 3, 4]),
+                    ("Wk", &[2, 3, 4]),
+                    ("Wv", &[2, 3, 4]),
+                    ("bq", &[8]),
+                ],
+                &["\"bq\"", "(2, 4)", "(8)"],
+            ),
+            (&[("Wq", &[2, 3, 4, 5])], &["\"Wq\"", "(2, 3, 4, 5)"]),
+            (
+                &[("Wq", &[0, 3, 4]), ("Wk", &[0, 3, 4]), ("Wv", &[0, 3, 4])],
+                &["size 0"],
+            ),
+            (&[("something", &[4])], &["no attention weights"]),
+        ];
+        for (tensors, words) in cases {
+            let error = read(tensors).unwrap_err().to_string();
+            for word in *words {
+                assert!(
+                    error.contains(word),
+                    "{tensors:?}: expected {word:?} in: {error}"
+                );
+            }
+        }
+    }
+
+    fn gpt2(tensors: &[(&str, &[usize])]) -> Result<LayerCheckpoint> {
+        let tensors: Vec<_> = tensors
+            .iter()
+            .map(|(name, shape)| tensor(name, shape))
+            .collect();
+        let get = |name: &str| Ok(tensors.iter().find(|tensor| tensor.name == name).cloned());
+        let mut source = Source {
+            origin: Path::new("test"),
+            get: &get,
+            taken: Vec::new(),
+        };
+        source.gpt2("h.3.attn.")
+    }
+
+    #[test]
+    fn gpt2_weights_come_in_either_order() {
+        let (attn, proj) = ("h.3.attn.c_attn.weight", "h.3.attn.c_proj.weight");
+        let conv = gpt2(&[(attn, &[5, 12]), (proj, &[4, 4])]).unwrap();
+        let linear = gpt2(&[(attn, &[12, 5]), (proj, &[4, 4])]).unwrap();
+        for layer in [&conv, &linear] {
+            assert_eq!((layer.d_in, layer.d_out), (5, 4));
+        }
+        // Conv1D is turned, nn.Linear is kept; the output projection goes with it.
+        assert_eq!(conv.qkv[..5], [0.0, 12.0, 24.0, 36.0, 48.0]);
+        assert_eq!(linear.qkv[..5], [0.0, 1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(conv.output.unwrap()[..4], [0.0, 4.0, 8.0, 12.0]);
+        assert_eq!(linear.output.unwrap()[..4], [0.0, 1.0, 2.0, 3.0]);
+
+        for (tensors, words) in [
+            (
+                &[(attn, &[5, 12][..]), ("h.3.attn.c_proj.bias", &[4])][..],
+                "c_proj.bias",
+            ),
+            (&[(attn, &[5, 12]), (proj, &[2, 8])], "c_proj.weight"),
+            (&[(attn, &[5, 11]), (proj, &[4, 4])], "(5, 11)"),
+            (
+                &[
+                    (attn, &[5, 12]),
+                    (proj, &[4, 4]),
+                    ("h.3.attn.c_attn.bias", &[4]),
+                ],
+                "(12)",
+            ),
+            (&[(proj, &[4, 4])], "c_attn.weight"),
+        ] {
+            let error = gpt2(tensors).unwrap_err().to_string();
+            assert!(error.contains(words), "expected {words:?} in: {error}");
+        }
     }
 }
