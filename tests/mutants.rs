@@ -9,7 +9,6 @@
 mod support;
 
 use support::check::*;
-use support::gpu;
 use wgpu_attention::CausalAlignment::{BottomRight, TopLeft};
 use wgpu_attention::kernels::{Form, Fragment, KEY_MASK, Kernel, Operation, find};
 use wgpu_attention::{AttentionProblem, Gpu, wgpu};
