@@ -12,7 +12,7 @@ mod support;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use support::check::*;
-use support::{Random, gpu, run};
+use support::{Random, run};
 use wgpu_attention::CausalAlignment::{BottomRight, TopLeft};
 use wgpu_attention::kernels::{Form, HEAD_DIMS, Operation};
 use wgpu_attention::{

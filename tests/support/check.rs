@@ -2,6 +2,7 @@
 //! a run into a guarded output, and the comparison.
 
 use super::{Guarded, Random, SENTINEL, leave_dirt, run};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use wgpu_attention::compare::{Tolerance, compare};
 use wgpu_attention::kernels::{Configuration, Form, Fragment, KERNELS, Kernel, Operation};
 use wgpu_attention::reference::{self, Alignment, AttentionInputs, widen};
@@ -9,6 +10,30 @@ use wgpu_attention::{
     Attention, AttentionArguments, AttentionProblem, CausalAlignment, Element, Gpu, Linear,
     LinearArguments, LinearProblem, Plan, Tensor, TensorView, wgpu,
 };
+
+/// The adapter under test, for one test after another where it must be.
+pub struct Turn {
+    gpu: Gpu,
+    _turn: Option<MutexGuard<'static, ()>>,
+}
+
+impl std::ops::Deref for Turn {
+    type Target = Gpu;
+
+    fn deref(&self) -> &Gpu {
+        &self.gpu
+    }
+}
+
+/// [`super::gpu`]. wgpu gives up with a panic when another thread holds the OpenGL context for more than 6 seconds,
+/// as a software adapter may for one pipeline: there the tests take turns.
+pub fn gpu() -> Option<Turn> {
+    static TURNS: Mutex<()> = Mutex::new(());
+    let gpu = super::gpu()?;
+    let alone = gpu.adapter_info().backend == wgpu::Backend::Gl;
+    let turn = alone.then(|| TURNS.lock().unwrap_or_else(PoisonError::into_inner));
+    Some(Turn { gpu, _turn: turn })
+}
 
 /// What is under test: a kernel of the table or a changed one, in the planner's configuration or a given one.
 #[derive(Clone, Debug)]
