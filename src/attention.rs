@@ -131,8 +131,9 @@ impl AttentionProblem {
     ///
     /// # Errors
     ///
-    /// [`Error::Parameter`] for no heads, a head size outside 1 to 256 or a scale that is not finite;
-    /// [`Error::LimitExceeded`] for what does not fit the device or 32-bit counting.
+    /// [`Error::Parameter`] for no heads, no channels or a scale that is not finite; [`Error::LimitExceeded`] for
+    /// heads of more than 256 channels (64 in the lanes form, if that is asked for), and for what does not fit
+    /// the device or 32-bit counting.
     pub fn plan(&self, capabilities: &Capabilities) -> Result<Plan> {
         self.effective_scale()?;
         if self.heads == 0 {
@@ -160,19 +161,45 @@ impl AttentionProblem {
             size(name, value)?;
         }
 
-        let (kernel, reason) = choose_kernel(Operation::Attention, capabilities, self.form)?;
         let rule = if self.key_mask {
             &KEY_MASK
         } else {
             &ATTEND_ALL
         };
-        // Large blocks of queries where at least two of them are full; they are listed from the smallest.
-        let fitting: Vec<Configuration> = (kernel.configurations)()
-            .into_iter()
-            .filter(|c| c.get("HEAD_DIM") == compiled && c.rules.contains(&rule))
-            .collect();
+        // From the smallest block of queries to the largest; empty where the kernel has no such head size.
+        let fitting = |kernel: &Kernel| -> Vec<Configuration> {
+            (kernel.configurations)()
+                .into_iter()
+                .filter(|c| c.get("HEAD_DIM") == compiled && c.rules.contains(&rule))
+                .collect()
+        };
+        let (mut kernel, mut reason) =
+            choose_kernel(Operation::Attention, capabilities, self.form)?;
+        let mut configurations = fitting(kernel);
+        if configurations.is_empty() {
+            let largest = (kernel.configurations)()
+                .iter()
+                .map(|c| c.get("HEAD_DIM"))
+                .max();
+            let largest = largest.unwrap_or(0);
+            if self.form.is_some() {
+                return Err(Error::LimitExceeded {
+                    what: "head_dim".into(),
+                    limit: format!("the largest head of {}", kernel.name),
+                    needed: self.head_dim as u64,
+                    available: u64::from(largest),
+                    unit: "channels",
+                });
+            }
+            let small = kernel.name;
+            (kernel, _) = choose_kernel(Operation::Attention, capabilities, Some(Form::Tiled))?;
+            reason = format!("tiles, since {small} takes heads of {largest} channels at most");
+            configurations = fitting(kernel);
+        }
+        // Large blocks where at least two of them are full.
         let full = |c: &&Configuration| 2 * queries_per_group(kernel, c) <= self.q_len as u64;
-        let chosen = fitting.iter().rev().find(full).or(fitting.first());
+        let chosen = configurations.iter().rev().find(full);
+        let chosen = chosen.or(configurations.first());
         let configuration = chosen.cloned().ok_or_else(too_large)?;
         let block_q = queries_per_group(kernel, &configuration);
         let groups = (self.q_len as u64)

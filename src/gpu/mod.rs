@@ -37,6 +37,9 @@ struct Inner {
     poller: transfer::Poller,
     in_flight: transfer::InFlight,
     lost: Arc<OnceLock<String>>,
+    /// On OpenGL, held around every use of the device: wgpu panics where a thread waits for the one OpenGL
+    /// context longer than 6 s, as it may while another compiles.
+    gl_turn: transfer::Turn,
     /// Whether the device was opened here, so that nobody else's callbacks hang on it.
     owned: bool,
     allocated: AtomicU64,
@@ -148,6 +151,7 @@ impl Gpu {
         let info = device.adapter_info();
         let capabilities = Capabilities::new(&info, &device.limits(), device.features());
         capabilities.suffice()?;
+        let gl_turn = transfer::Turn::new(info.backend == wgpu::Backend::Gl);
         let unused = device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("wgpu-attention: unused binding"),
             size: 256,
@@ -157,7 +161,8 @@ impl Gpu {
         Ok(Gpu(Arc::new(Inner {
             owned,
             #[cfg(not(target_family = "wasm"))]
-            poller: transfer::Poller::new(device.clone()),
+            poller: transfer::Poller::new(device.clone(), gl_turn.clone()),
+            gl_turn,
             device,
             queue,
             info,
@@ -256,6 +261,7 @@ impl Gpu {
         make: impl FnOnce(&wgpu::Device) -> T,
     ) -> Result<T> {
         self.alive()?;
+        let _turn = self.0.gl_turn.take();
         let device = &self.0.device;
         let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
         let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);

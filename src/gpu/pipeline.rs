@@ -183,6 +183,7 @@ impl Gpu {
                 mapped_at_creation: true,
             })
         })?;
+        let _turn = self.0.gl_turn.take();
         buffer
             .get_mapped_range_mut(..)
             .map_err(|error| self.lost(error.to_string()))?

@@ -5,7 +5,9 @@ use crate::{Error, Result};
 use std::collections::VecDeque;
 #[cfg(not(target_family = "wasm"))]
 use std::sync::mpsc;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+#[cfg(not(target_family = "wasm"))]
+use std::time::Duration;
 
 /// wgpu copies whole words.
 pub(crate) const COPY_ALIGNMENT: u64 = wgpu::COPY_BUFFER_ALIGNMENT;
@@ -16,6 +18,50 @@ const MOST_IN_FLIGHT: usize = 32;
 /// A lock that a panic elsewhere does not spoil: the data behind each of them is whole at every step.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Turns at a device whose backend has one context for all threads; nothing on other backends.
+#[derive(Clone)]
+pub(super) struct Turn(Option<Arc<Mutex<()>>>);
+
+impl Turn {
+    pub(super) fn new(needed: bool) -> Self {
+        Turn(needed.then(Default::default))
+    }
+
+    /// Waits for the turn, and holds it until dropped.
+    pub(super) fn take(&self) -> Option<MutexGuard<'_, ()>> {
+        self.0.as_deref().map(lock)
+    }
+
+    /// Waits until a submission is done, without keeping the turn from others meanwhile.
+    #[cfg(not(target_family = "wasm"))]
+    fn wait(
+        &self,
+        device: &wgpu::Device,
+        submission: wgpu::SubmissionIndex,
+    ) -> Result<(), wgpu::PollError> {
+        if self.0.is_none() {
+            let wait = wgpu::PollType::Wait {
+                submission_index: Some(submission),
+                timeout: None,
+            };
+            return device.poll(wait).map(drop);
+        }
+        loop {
+            let look = wgpu::PollType::Wait {
+                submission_index: Some(submission.clone()),
+                timeout: Some(Duration::ZERO),
+            };
+            let turn = self.take();
+            let result = device.poll(look);
+            drop(turn);
+            match result {
+                Err(wgpu::PollError::Timeout) => std::thread::sleep(Duration::from_micros(200)),
+                result => return result.map(drop),
+            }
+        }
+    }
 }
 
 /// The last submissions of this crate's own, oldest first.
@@ -36,6 +82,7 @@ impl Gpu {
         // A lost device makes buffers without a word: a poll is when wgpu tells of the loss. (A poll runs
         // whatever callbacks are due, so an application's own device is left alone.)
         if self.0.owned {
+            let _turn = self.0.gl_turn.take();
             let _ = self.device().poll(wgpu::PollType::Poll);
         }
         self.checked(what, size, |device| {
@@ -114,12 +161,15 @@ impl Gpu {
     ///
     /// [`Error::Parameter`] for a submission of another device, [`Error::DeviceLost`].
     pub fn wait_for(&self, submission: wgpu::SubmissionIndex) -> Result<()> {
-        let wait = wgpu::PollType::Wait {
-            submission_index: Some(submission),
-            timeout: None,
+        #[cfg(target_family = "wasm")]
+        let done = {
+            drop(submission);
+            Ok(())
         };
-        match self.device().poll(wait) {
-            Ok(_) => self.alive(),
+        #[cfg(not(target_family = "wasm"))]
+        let done = self.0.gl_turn.wait(self.device(), submission);
+        match done {
+            Ok(()) => self.alive(),
             Err(wgpu::PollError::WrongSubmissionIndex(asked, last)) => Err(Error::parameter(
                 "submission",
                 asked,
@@ -173,6 +223,7 @@ impl Gpu {
             Ok(Err(error)) => return Err(self.lost(error.to_string())),
             Err(_) => return Err(self.lost("a read-back was dropped unfinished".into())),
         }
+        let _turn = self.0.gl_turn.take();
         let mapped = staging
             .get_mapped_range(..)
             .map_err(|error| self.lost(error.to_string()))?;
@@ -188,6 +239,7 @@ impl Gpu {
 #[cfg(not(target_family = "wasm"))]
 pub(super) struct Poller {
     device: wgpu::Device,
+    turn: Turn,
     thread: Mutex<Option<Thread>>,
 }
 
@@ -199,9 +251,10 @@ struct Thread {
 
 #[cfg(not(target_family = "wasm"))]
 impl Poller {
-    pub(super) fn new(device: wgpu::Device) -> Self {
+    pub(super) fn new(device: wgpu::Device, turn: Turn) -> Self {
         Poller {
             device,
+            turn,
             thread: Mutex::new(None),
         }
     }
@@ -228,16 +281,13 @@ impl Poller {
 
     fn start(&self) -> Result<Thread> {
         let (sender, submissions) = mpsc::channel();
-        let device = self.device.clone();
+        let (device, turn) = (self.device.clone(), self.turn.clone());
         let handle = std::thread::Builder::new()
             .name("wgpu-attention poller".into())
             .spawn(move || {
                 for submission in submissions {
                     // An error means that the device is gone: its callbacks then say so themselves.
-                    let _ = device.poll(wgpu::PollType::Wait {
-                        submission_index: Some(submission),
-                        timeout: None,
-                    });
+                    let _ = turn.wait(&device, submission);
                 }
             })
             .map_err(|error| Error::Unsupported {

@@ -25,19 +25,16 @@ pub(super) static KERNEL: Kernel = Kernel {
 };
 
 /// Lanes are 8 wide on the adapters this is for. One row a lane compiles in a fraction of the time and suits
-/// few queries; more rows share each key that is read, as many as their registers allow for D.
+/// few queries; four rows share each key that is read.
+///
+/// Heads of more than 64 channels are left to the tiled form: written out, they compile for 4 to 19 s on
+/// lavapipe, and run hardly faster than tiles, or not at all (docs/performance.md).
 fn configurations(head_dim: u32, rule: &'static Fragment) -> Vec<Configuration> {
-    let most_rows = match head_dim {
-        0..=64 => 4,
-        65..=128 => 2,
-        _ => 1,
-    };
-    let rows = if most_rows > 1 {
-        vec![1, most_rows]
-    } else {
-        vec![1]
-    };
-    rows.into_iter()
+    if head_dim > 64 {
+        return Vec::new();
+    }
+    [1, 4]
+        .into_iter()
         .map(|rows| Configuration {
             consts: vec![("HEAD_DIM", head_dim), ("ROWS", rows), ("LANES", 8)],
             rules: vec![rule],

@@ -157,6 +157,11 @@ impl Subject {
 }
 
 impl Subject {
+    /// Whether the form has heads of this size: the lanes form goes up to 64 channels.
+    pub fn takes(&self, problem: &AttentionProblem) -> bool {
+        self.kernel.form == Form::Tiled || problem.head_dim <= 64
+    }
+
     /// Whether it is the kernel that the planner chooses on this adapter.
     pub fn is_planned(&self, gpu: &Gpu) -> bool {
         let software = gpu.adapter_info().device_type == wgpu::DeviceType::Cpu;
