@@ -3,15 +3,18 @@
 //! ```text
 //! o_i = sum_j softmax_j(scale * q_i . k_j) v_j      over the keys j that query i may see
 //! ```
+//!
+//! A key that is hidden adds nothing, whatever lies there. A row that sees no key gives 0. A score of -infinity
+//! weighs nothing; a NaN or +infinity at a key that is seen makes a NaN of that row and of no other.
 
 use crate::gpu::{Call, Capabilities, Gpu, Pipeline, Timestamps};
 use crate::kernels::{
     ATTEND_ALL, AttentionParams, Configuration, Form, HEAD_DIMS, KEY_MASK, Kernel, Operation,
     compiled_head_dim,
 };
-use crate::linear::{argument, check_operands, expect_contiguous_last};
+use crate::operands::{argument, check_operands, expect_contiguous_last, first};
 use crate::plan::{Plan, check_grid, choose_kernel, fold, size};
-use crate::tensor::{Bound, ElementType, TensorView};
+use crate::tensor::{ElementType, TensorView};
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -374,7 +377,6 @@ impl Attention {
         };
         let [q_at, k_at, v_at, out_at] =
             [q.bind("q")?, k.bind("k")?, v.bind("v")?, out.bind("out")?];
-        let first = |bound: Option<Bound>| bound.map_or(0, |bound| bound.first);
         let causal_offset = self.problem.causal_offset();
         let block_q = queries_per_group(self.plan.kernel, &self.plan.configuration);
         let params = AttentionParams {

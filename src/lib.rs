@@ -58,6 +58,7 @@ mod gpu;
 pub mod kernels;
 mod layer;
 mod linear;
+mod operands;
 mod plan;
 pub mod reference;
 mod tensor;

@@ -4,7 +4,7 @@
 //! strides and offset, all in elements; making one copies nothing. Both keep the buffer alive and are cheap
 //! to clone.
 
-use crate::gpu::Gpu;
+use crate::gpu::{Bound, Gpu};
 use crate::{Error, Result};
 use std::fmt;
 use std::ops::Range;
@@ -120,17 +120,6 @@ pub struct TensorView {
     offset: usize,
     shape: Vec<usize>,
     strides: Vec<usize>,
-}
-
-/// A view as a kernel binds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bound {
-    /// Bytes from the start of the buffer, as the device wants them aligned.
-    pub(crate) offset: u64,
-    /// Bytes, a multiple of 4, at least 4.
-    pub(crate) size: u64,
-    /// Elements from there to the first one of the view.
-    pub(crate) first: u32,
 }
 
 /// `(2, 3, 4)`

@@ -3,7 +3,6 @@
 use super::transfer::lock;
 use super::{Gpu, Timestamps};
 use crate::kernels::{Access, Binding, Configuration, Kernel};
-use crate::tensor::Bound;
 use crate::{Error, Result};
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU64;
@@ -51,6 +50,17 @@ struct ParamsBuffers {
 /// Parameter buffers that are kept (of about 100 bytes each). Those that fall out live on in the
 /// bind groups that use them.
 const MOST_PARAMS: usize = 1024;
+
+/// Part of a buffer, as a kernel binds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bound {
+    /// Bytes from the start of the buffer, as the device wants them aligned.
+    pub(crate) offset: u64,
+    /// Bytes, a multiple of 4, at least 4.
+    pub(crate) size: u64,
+    /// Elements from there to the first one of the operand.
+    pub(crate) first: u32,
+}
 
 /// What is bound to one storage binding.
 #[derive(Clone, Copy)]

@@ -17,9 +17,8 @@ pub use weights::{HeadProjections, LayerWeights, MatrixLayout, Projection, QkvWe
 use crate::attention::{Attention, AttentionArguments, AttentionProblem, CausalAlignment};
 use crate::gpu::{Gpu, Timestamps};
 use crate::kernels::Form;
-use crate::linear::{
-    Linear, LinearArguments, LinearProblem, check_operands, expect_contiguous_last,
-};
+use crate::linear::{Linear, LinearArguments, LinearProblem};
+use crate::operands::{check_operands, expect_contiguous_last};
 use crate::plan::Plan;
 use crate::tensor::{ElementType, Tensor, TensorView, elements, shape_text};
 use crate::{Error, Result};
