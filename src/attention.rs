@@ -7,6 +7,7 @@
 //! A key that is hidden adds nothing, whatever lies there. A row that sees no key gives 0. A score of -infinity
 //! weighs nothing; a NaN or +infinity at a key that is seen makes a NaN of that row and of no other.
 
+use crate::element::ElementType;
 use crate::gpu::{Call, Capabilities, Gpu, Pipeline, Timestamps};
 use crate::kernels::{
     ATTEND_ALL, AttentionParams, Configuration, Form, HEAD_DIMS, KEY_MASK, Kernel, Operation,
@@ -14,7 +15,7 @@ use crate::kernels::{
 };
 use crate::operands::{argument, check_operands, expect_contiguous_last, first};
 use crate::plan::{Plan, check_grid, choose_kernel, fold, size};
-use crate::tensor::{ElementType, TensorView};
+use crate::tensor::TensorView;
 use crate::{Error, Result};
 use std::sync::Arc;
 

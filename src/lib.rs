@@ -53,6 +53,7 @@ pub mod case;
 #[cfg(feature = "safetensors")]
 pub mod checkpoint;
 pub mod compare;
+mod element;
 mod error;
 mod gpu;
 pub mod kernels;
@@ -66,6 +67,7 @@ mod tensor;
 pub mod tensor_file;
 
 pub use attention::{Attention, AttentionArguments, AttentionProblem, CausalAlignment};
+pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 #[cfg(not(target_family = "wasm"))]
 pub use gpu::adapters_blocking;
@@ -79,7 +81,7 @@ pub use layer::{
 };
 pub use linear::{Linear, LinearArguments, LinearProblem};
 pub use plan::Plan;
-pub use tensor::{Element, ElementType, Tensor, TensorView};
+pub use tensor::{Tensor, TensorView};
 
 pub use wgpu;
 

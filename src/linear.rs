@@ -1,11 +1,12 @@
 //! `y = x Wᵀ + b`: the projections.
 
 use crate::Result;
+use crate::element::ElementType;
 use crate::gpu::{Call, Capabilities, Gpu, Pipeline, Timestamps};
 use crate::kernels::{Configuration, Form, Kernel, LinearParams, Operation};
 use crate::operands::{argument, check_operands, expect_contiguous_last, first};
 use crate::plan::{Plan, check_grid, choose_kernel, fold, size};
-use crate::tensor::{ElementType, Tensor, TensorView};
+use crate::tensor::{Tensor, TensorView};
 use std::sync::Arc;
 
 /// A projection of `batch * tokens` rows from `d_in` to `d_out` channels.

@@ -1,7 +1,8 @@
 //! What every operation asks of its operands.
 
+use crate::element::ElementType;
 use crate::gpu::{Argument, Bound, Gpu};
-use crate::tensor::{ElementType, TensorView, shape_text};
+use crate::tensor::{TensorView, shape_text};
 use crate::{Error, Result};
 
 /// Elements from the start of the binding to the first one of the view.

@@ -4,93 +4,12 @@
 //! strides and offset, all in elements; making one copies nothing. Both keep the buffer alive and are cheap
 //! to clone.
 
+use crate::element::{Element, ElementType};
 use crate::gpu::{Bound, Gpu};
 use crate::{Error, Result};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// The type of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ElementType {
-    /// 32-bit float.
-    F32,
-    /// 16-bit float (IEEE 754 binary16).
-    F16,
-    /// 16-bit float with the exponent of f32.
-    BF16,
-    /// One byte, 0 or 1.
-    Bool,
-}
-
-impl ElementType {
-    /// Bytes of one element.
-    pub fn size(self) -> u64 {
-        match self {
-            ElementType::F32 => 4,
-            ElementType::F16 | ElementType::BF16 => 2,
-            ElementType::Bool => 1,
-        }
-    }
-}
-
-impl fmt::Display for ElementType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ElementType::F32 => "f32",
-            ElementType::F16 => "f16",
-            ElementType::BF16 => "bf16",
-            ElementType::Bool => "bool",
-        })
-    }
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for half::f16 {}
-    impl Sealed for half::bf16 {}
-    impl Sealed for bool {}
-}
-
-/// A host type that a tensor can be made from and read back to: `f32`, [`half::f16`], [`half::bf16`], `bool`.
-pub trait Element: sealed::Sealed + Copy {
-    /// Its type on the GPU.
-    const TYPE: ElementType;
-    #[doc(hidden)]
-    fn to_bytes(values: &[Self]) -> std::borrow::Cow<'_, [u8]>;
-    #[doc(hidden)]
-    fn from_bytes(bytes: &[u8]) -> Vec<Self>;
-}
-
-macro_rules! element {
-    ($host:ty, $ty:expr) => {
-        impl Element for $host {
-            const TYPE: ElementType = $ty;
-            fn to_bytes(values: &[Self]) -> std::borrow::Cow<'_, [u8]> {
-                bytemuck::cast_slice(values).into()
-            }
-            fn from_bytes(bytes: &[u8]) -> Vec<Self> {
-                bytemuck::pod_collect_to_vec(bytes)
-            }
-        }
-    };
-}
-
-element!(f32, ElementType::F32);
-element!(half::f16, ElementType::F16);
-element!(half::bf16, ElementType::BF16);
-
-impl Element for bool {
-    const TYPE: ElementType = ElementType::Bool;
-    fn to_bytes(values: &[Self]) -> std::borrow::Cow<'_, [u8]> {
-        bytemuck::cast_slice(values).into()
-    }
-    fn from_bytes(bytes: &[u8]) -> Vec<Self> {
-        bytes.iter().map(|byte| *byte != 0).collect()
-    }
-}
 
 /// A buffer on one `Gpu`.
 struct Storage {

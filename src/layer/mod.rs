@@ -10,17 +10,19 @@
 //! Objects by lifetime: [`MultiHeadAttention`] once, [`LayerPlan`] per shape, and per call
 //! [`MultiHeadAttention::encode`].
 
+mod plan;
 mod weights;
 
+pub use plan::{LayerPlan, Step};
 pub use weights::{HeadProjections, LayerWeights, MatrixLayout, Projection, QkvWeights};
 
 use crate::attention::{Attention, AttentionArguments, AttentionProblem, CausalAlignment};
+use crate::element::ElementType;
 use crate::gpu::{Gpu, Timestamps};
 use crate::kernels::Form;
 use crate::linear::{Linear, LinearArguments, LinearProblem};
 use crate::operands::{check_operands, expect_contiguous_last};
-use crate::plan::Plan;
-use crate::tensor::{ElementType, Tensor, TensorView, elements, shape_text};
+use crate::tensor::{Tensor, TensorView, elements, shape_text};
 use crate::{Error, Result};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -110,106 +112,12 @@ pub struct MultiHeadAttention {
     last: Arc<Mutex<Option<LayerPlan>>>,
 }
 
-/// A layer that is planned and compiled for one shape, with the memory between its dispatches. Cheap to clone;
-/// clones share that memory, and so do all calls that are encoded with it: the GPU runs them one after another.
-#[derive(Clone)]
-pub struct LayerPlan {
-    /// What the layer is that it was made for.
-    config: LayerConfig,
-    batch: usize,
-    tokens: usize,
-    masked: bool,
-    qkv_projection: Linear,
-    attention: Attention,
-    output_projection: Option<Linear>,
-    /// `(B, T, 3 * d_out)`: q | k | v.
-    qkv: Tensor,
-    /// `(B, T, d_out)`, heads side by side; absent where the attention writes y itself.
-    context: Option<Tensor>,
-}
-
-/// One dispatch of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
-    /// x to q, k and v of all heads.
-    QkvProjection,
-    /// Scores, mask, softmax and values.
-    Attention,
-    /// The heads' outputs to y.
-    OutputProjection,
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Step::QkvProjection => "QKV projection",
-            Step::Attention => "attention",
-            Step::OutputProjection => "output projection",
-        })
-    }
-}
-
-impl LayerPlan {
-    /// The dispatches in order, each with its plan.
-    pub fn steps(&self) -> Vec<(Step, &Plan)> {
-        let mut steps = vec![
-            (Step::QkvProjection, self.qkv_projection.plan()),
-            (Step::Attention, self.attention.plan()),
-        ];
-        if let Some(output) = &self.output_projection {
-            steps.push((Step::OutputProjection, output.plan()));
-        }
-        steps
-    }
-
-    /// Useful floating-point operations of one call: a multiply-add is two, causal work is counted once.
-    pub fn flops(&self) -> u64 {
-        self.steps()
-            .iter()
-            .fold(0u64, |sum, (_, plan)| sum.saturating_add(plan.flops))
-    }
-
-    /// Bytes of GPU memory that it holds between the dispatches: grows with the number of tokens.
-    pub fn workspace_bytes(&self) -> u64 {
-        let context = self
-            .context
-            .as_ref()
-            .map_or(0, |context| context.buffer().size());
-        self.qkv.buffer().size() + context
-    }
-
-    /// Batch items and tokens that it is for.
-    pub fn shape(&self) -> (usize, usize) {
-        (self.batch, self.tokens)
-    }
-}
-
-impl fmt::Debug for LayerPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LayerPlan")
-            .field("config", &self.config)
-            .field("batch", &self.batch)
-            .field("tokens", &self.tokens)
-            .field("masked", &self.masked)
-            .finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for MultiHeadAttention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MultiHeadAttention")
             .field("gpu", &self.gpu)
             .field("config", &self.config)
             .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Display for LayerPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (step, plan) in self.steps() {
-            writeln!(f, "{step:<18} {plan}")?;
-        }
-        write!(f, "{:<18} {} bytes", "workspace", self.workspace_bytes())
     }
 }
 
