@@ -29,7 +29,7 @@ impl LinearProblem {
     ///
     /// # Errors
     ///
-    /// [`Error::LimitExceeded`] for what does not fit the device or 32-bit counting.
+    /// [`Error::LimitExceeded`](crate::Error::LimitExceeded) for what does not fit the device or 32-bit counting.
     pub fn plan(&self, capabilities: &Capabilities) -> Result<Plan> {
         let (kernel, reason) = choose_kernel(Operation::Linear, capabilities, self.form)?;
         for (name, value) in [
@@ -126,7 +126,7 @@ impl Linear {
     ///
     /// # Errors
     ///
-    /// As [`LinearProblem::plan`], and [`Error::Shader`] if the driver refuses the kernel.
+    /// As [`LinearProblem::plan`], and [`Error::Shader`](crate::Error::Shader) if the driver refuses the kernel.
     pub fn new(gpu: &Gpu, problem: LinearProblem) -> Result<Self> {
         Self::from_plan(gpu, problem, problem.plan(gpu.capabilities())?)
     }
@@ -137,7 +137,7 @@ impl Linear {
     ///
     /// # Errors
     ///
-    /// [`Error::Shader`] if the kernel is refused, [`Error::LimitExceeded`] if the grid is over the device's limit.
+    /// [`Error::Shader`](crate::Error::Shader) if the kernel is refused, [`Error::LimitExceeded`](crate::Error::LimitExceeded) if the grid is over the device's limit.
     pub fn from_plan(gpu: &Gpu, problem: LinearProblem, plan: Plan) -> Result<Self> {
         check_grid(plan.grid, gpu.capabilities())?;
         Ok(Linear {
@@ -158,8 +158,8 @@ impl Linear {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`], [`Error::Type`], [`Error::Layout`], [`Error::OtherDevice`],
-    /// [`Error::LimitExceeded`] if an operand is larger than the device can bind. Nothing was recorded then.
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::Type`](crate::Error::Type), [`Error::Layout`](crate::Error::Layout), [`Error::OtherDevice`](crate::Error::OtherDevice),
+    /// [`Error::LimitExceeded`](crate::Error::LimitExceeded) if an operand is larger than the device can bind. Nothing was recorded then.
     pub fn encode(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -173,7 +173,7 @@ impl Linear {
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode), and [`Error::LimitExceeded`] where the timestamps have no room left.
+    /// As [`encode`](Self::encode), and [`Error::LimitExceeded`](crate::Error::LimitExceeded) where the timestamps have no room left.
     pub fn encode_timed(
         &self,
         encoder: &mut wgpu::CommandEncoder,
