@@ -14,7 +14,7 @@ use crate::kernels::{
     compiled_head_dim,
 };
 use crate::operands::{argument, check_operands, expect_contiguous_last, first};
-use crate::plan::{Plan, check_grid, choose_kernel, fold, size};
+use crate::plan::{Plan, check_plan, choose_kernel, fold, size};
 use crate::tensor::TensorView;
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -285,9 +285,9 @@ impl Attention {
     ///
     /// # Errors
     ///
-    /// [`Error::Shader`] if the kernel is refused, [`Error::LimitExceeded`] if the grid is over the device's limit.
+    /// [`Error::Parameter`] for a kernel of another operation, [`Error::Shader`] if it is refused, [`Error::LimitExceeded`] if the grid is over the device's limit.
     pub fn from_plan(gpu: &Gpu, problem: AttentionProblem, plan: Plan) -> Result<Self> {
-        check_grid(plan.grid, gpu.capabilities())?;
+        check_plan(&plan, Operation::Attention, gpu.capabilities())?;
         Ok(Attention {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
             gpu: gpu.clone(),

@@ -49,6 +49,8 @@ pub fn gpt2_layers(file: &TensorFile) -> Vec<String> {
     let mut prefixes: Vec<String> = file
         .names()
         .filter_map(|name| name.strip_suffix("c_attn.weight"))
+        // Cross-attention has a c_attn of another kind.
+        .filter(|prefix| prefix.is_empty() || *prefix == "attn." || prefix.ends_with(".attn."))
         .map(str::to_string)
         .collect();
     // Numbers in the order of numbers: h.2 before h.10.
@@ -238,7 +240,7 @@ impl Source<'_> {
         }
         let Some(first) = self.take("Wq")? else {
             return Err(self.wrong(
-                "no attention weights: expected Wqkv, or Wq, Wk and Wv, or GPT-2's c_attn.weight"
+                "no attention weights: expected tensors named Wqkv, or Wq, Wk and Wv, or GPT-2's c_attn.weight"
                     .into(),
             ));
         };

@@ -39,7 +39,9 @@ pub enum Error {
     },
 
     /// The adapter lacks a feature that this request cannot do without.
-    #[error("{what} needs {feature}, which adapter {adapter:?} does not have")]
+    #[error(
+        "{what} needs {feature}, which adapter {adapter:?} does not have or its device was opened without"
+    )]
     MissingFeature {
         /// What was asked for.
         what: String,
@@ -51,7 +53,7 @@ pub enum Error {
 
     /// The request is sound but larger than this device or this crate allows. Nothing was allocated.
     #[error(
-        "{what} needs {needed} {unit}, but {limit} allows {available}; make the problem smaller or split it"
+        "{what} needs {needed} {unit}, but {limit} allows {available}; make the problem smaller, or open the device with a higher limit if the adapter has one"
     )]
     LimitExceeded {
         /// What was asked for.

@@ -75,6 +75,7 @@ pub use gpu::{
     AdapterReport, Capabilities, Gpu, GpuOptions, LimitProfile, Span, Timestamps, adapters,
     install_hint,
 };
+pub use kernels::Form;
 pub use layer::{
     HeadProjections, LayerArguments, LayerConfig, LayerPlan, LayerWeights, MatrixLayout,
     MultiHeadAttention, Projection, QkvWeights, Step,

@@ -5,7 +5,7 @@ use crate::element::ElementType;
 use crate::gpu::{Call, Capabilities, Gpu, Pipeline, Timestamps};
 use crate::kernels::{Configuration, Form, Kernel, LinearParams, Operation};
 use crate::operands::{argument, check_operands, expect_contiguous_last, first};
-use crate::plan::{Plan, check_grid, choose_kernel, fold, size};
+use crate::plan::{Plan, check_plan, choose_kernel, fold, size};
 use crate::tensor::{Tensor, TensorView};
 use std::sync::Arc;
 
@@ -137,9 +137,10 @@ impl Linear {
     ///
     /// # Errors
     ///
-    /// [`Error::Shader`](crate::Error::Shader) if the kernel is refused, [`Error::LimitExceeded`](crate::Error::LimitExceeded) if the grid is over the device's limit.
+    /// [`Error::Parameter`](crate::Error::Parameter) for a kernel of another operation,
+    /// [`Error::Shader`](crate::Error::Shader) if it is refused, [`Error::LimitExceeded`](crate::Error::LimitExceeded) if the grid is over the device's limit.
     pub fn from_plan(gpu: &Gpu, problem: LinearProblem, plan: Plan) -> Result<Self> {
-        check_grid(plan.grid, gpu.capabilities())?;
+        check_plan(&plan, Operation::Linear, gpu.capabilities())?;
         Ok(Linear {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
             gpu: gpu.clone(),

@@ -131,11 +131,27 @@ pub(crate) fn fold(
     Ok(Some([x as u32, y as u32, z as u32]))
 }
 
-/// [`Error::LimitExceeded`] if an axis of a caller's grid is over the device's limit: wgpu would only say so
-/// when the encoder is finished.
-pub(crate) fn check_grid(grid: Option<[u32; 3]>, capabilities: &Capabilities) -> Result<()> {
+/// What a caller may have got wrong in a plan: [`Error::Parameter`] for a kernel that computes something else,
+/// [`Error::LimitExceeded`] for a grid over the device's limit (wgpu would only say so when the encoder is finished).
+pub(crate) fn check_plan(
+    plan: &Plan,
+    operation: Operation,
+    capabilities: &Capabilities,
+) -> Result<()> {
+    if plan.kernel.operation != operation {
+        return Err(Error::parameter(
+            "plan.kernel",
+            plan.kernel.name,
+            format!("must be a kernel for {operation:?}"),
+        ));
+    }
     let most = capabilities.max_groups_per_axis;
-    match grid.into_iter().flatten().find(|groups| *groups > most) {
+    match plan
+        .grid
+        .into_iter()
+        .flatten()
+        .find(|groups| *groups > most)
+    {
         None => Ok(()),
         Some(groups) => Err(Error::LimitExceeded {
             what: "the plan's grid".into(),

@@ -74,12 +74,12 @@ fn plans_say_what_is_wrong_with_a_problem() {
     says(
         attention(|p| p.head_dim = 257),
         "limit",
-        "head_dim needs 257 channels, but the largest compiled head size allows 256; make the problem smaller or split it",
+        "head_dim needs 257 channels, but the largest compiled head size allows 256; make the problem smaller, or open the device with a higher limit if the adapter has one",
     );
     says(
         attention(|p| p.kv_len = 1 << 31),
         "limit",
-        "kv_len needs 2147483648 elements, but sizes of one axis allows 2147483647; make the problem smaller or split it",
+        "kv_len needs 2147483648 elements, but sizes of one axis allows 2147483647; make the problem smaller, or open the device with a higher limit if the adapter has one",
     );
     let few = Capabilities {
         max_storage_buffers: 4,
@@ -89,7 +89,7 @@ fn plans_say_what_is_wrong_with_a_problem() {
         AttentionProblem::new(1, 1, 1, 1).plan(&few).map(drop),
         "limit",
         "kernel attention_tiled needs 5 storage buffers, but max_storage_buffers_per_shader_stage allows 4; \
-         make the problem smaller or split it",
+         make the problem smaller, or open the device with a higher limit if the adapter has one",
     );
     let small = Capabilities {
         max_workgroup_bytes: 1000,
@@ -190,7 +190,7 @@ fn calls_say_which_argument_is_wrong() {
     says(
         new(LayerConfig::new(4, 512, 1), fused, None).map(drop),
         "limit",
-        "head_dim needs 512 channels, but the largest compiled head size allows 256; make the problem smaller or split it",
+        "head_dim needs 512 channels, but the largest compiled head size allows 256; make the problem smaller, or open the device with a higher limit if the adapter has one",
     );
     says(
         new(
@@ -414,7 +414,7 @@ fn memory_that_is_not_there_is_named_in_bytes() {
         Tensor::empty(&gpu, &[1 << 20, 1 << 18], ElementType::F32).map(drop),
         "limit",
         &format!(
-            "tensor needs {} bytes, but max_buffer_size allows {available}; make the problem smaller or split it",
+            "tensor needs {} bytes, but max_buffer_size allows {available}; make the problem smaller, or open the device with a higher limit if the adapter has one",
             1u64 << 40
         ),
     );

@@ -257,7 +257,7 @@ fn a_users_own_layer_runs_from_files_under_every_name() {
     let (files, expected) = Files::new();
     let shape = [BATCH, TOKENS, D_OUT];
     for (weights, more) in [
-        ("gpt2.safetensors", &["--layer", "1"][..]),
+        ("gpt2.safetensors", &["--layer", "2"][..]),
         ("fused.safetensors", &[]),
         ("separate.safetensors", &[]),
     ] {
@@ -338,7 +338,7 @@ fn unsound_requests_are_refused_in_one_line() {
             "x.safetensors",
             &["--heads", "3", "--layer", "3"],
         ),
-        &["layer 3", "below 3"],
+        &["--layer 3", "h.0.attn.", "h.10.attn."],
     );
     refused(
         &files.run(
@@ -428,6 +428,43 @@ fn unsound_requests_are_refused_in_one_line() {
         refused(&files.run("fused.safetensors", &name, &heads3), &[&name]);
     }
     refused(&files.run("", "x.safetensors", &heads3), &["folder"]);
+
+    // Values that would make NaN of everything.
+    for value in [f32::NAN, f32::NEG_INFINITY] {
+        write_tensors(
+            files.path("nan.safetensors"),
+            &[("X", &[1, 1, 10], &[[0.0; 9].as_slice(), &[value]].concat())],
+        )
+        .unwrap();
+        refused(
+            &files.run("fused.safetensors", "nan.safetensors", &heads3),
+            &["nan.safetensors", "\"X\"", "value 9", "finite"],
+        );
+    }
+
+    // A result that would take the place of what it came from, or of what is no file.
+    for name in ["fused.safetensors", "x.safetensors"] {
+        let output = files.name(name);
+        let before = std::fs::read(&output).unwrap();
+        refused(
+            &files.run(
+                "fused.safetensors",
+                "x.safetensors",
+                &["--heads", "3", "--output", &output],
+            ),
+            &[name, "another name"],
+        );
+        assert_eq!(std::fs::read(&output).unwrap(), before);
+    }
+    let folder = files.folder.path().display().to_string();
+    refused(
+        &files.run(
+            "fused.safetensors",
+            "x.safetensors",
+            &["--heads", "3", "--output", &folder],
+        ),
+        &[&folder, "not a file"],
+    );
 
     // Nothing was left behind.
     let left: Vec<_> = std::fs::read_dir(files.folder.path())

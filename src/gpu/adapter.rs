@@ -200,14 +200,18 @@ pub struct AdapterReport {
 
 impl fmt::Display for AdapterReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} ({}, {})",
-            self.info.name,
-            backend_name(self.info.backend),
-            device_type_name(self.info.device_type)
-        )
+        f.write_str(&describe(&self.info))
     }
+}
+
+/// Name, backend and type in one phrase.
+pub(super) fn describe(info: &wgpu::AdapterInfo) -> String {
+    format!(
+        "{} ({}, {})",
+        info.name,
+        backend_name(info.backend),
+        device_type_name(info.device_type)
+    )
 }
 
 /// The backend as people write it, and as `WGPU_BACKEND` takes it.
@@ -349,10 +353,19 @@ fn rank(info: &wgpu::AdapterInfo) -> (u32, u32) {
 pub(super) async fn candidates(options: &GpuOptions) -> Result<Vec<wgpu::Adapter>> {
     let found = enumerate(options).await?;
     let (name, backends) = (wanted_name(options), wanted_backends(options));
-    let names: Vec<String> = found
-        .iter()
-        .map(|adapter| AdapterReport::new(adapter).to_string())
-        .collect();
+    let describe_all = |adapters: &[wgpu::Adapter]| -> Vec<String> {
+        let infos = adapters.iter().map(wgpu::Adapter::get_info);
+        infos.map(|info| describe(&info)).collect()
+    };
+    let mut names = describe_all(&found);
+    if names.is_empty() && backends.is_some() {
+        // What there would be on other backends.
+        let all = GpuOptions {
+            backends: Some(wgpu::Backends::all()),
+            ..Default::default()
+        };
+        names = describe_all(&enumerate(&all).await?);
+    }
     let chosen: Vec<wgpu::Adapter> = match &name {
         None => found,
         Some(wanted) => found

@@ -192,6 +192,11 @@ impl Gpu {
         &self.0.info
     }
 
+    /// The adapter's name, backend and type in one phrase.
+    pub fn describe(&self) -> String {
+        adapter::describe(&self.0.info)
+    }
+
     /// What planning needs to know of this device.
     pub fn capabilities(&self) -> &Capabilities {
         &self.0.capabilities

@@ -312,7 +312,8 @@ fn element_count(shape: &[usize]) -> Option<usize> {
 /// Writes f32 tensors (name, shape, elements) to a safetensors file.
 ///
 /// The bytes go to a temporary file in the same folder, which then takes the name `path`: a reader
-/// sees the old file or the new one, and after a failure the old one is still there.
+/// sees the old file or the new one, and after a failure the old one is still there. A link is followed, an
+/// existing file keeps its permissions, and anything that is not a file (a device, a pipe, a folder) is refused.
 ///
 /// # Errors
 /// [`Error::Shape`] where a shape and its elements differ in number; [`Error::Parameter`] where a name
@@ -320,12 +321,30 @@ fn element_count(shape: &[usize]) -> Option<usize> {
 pub fn write_tensors(path: impl AsRef<Path>, tensors: &[(&str, &[usize], &[f32])]) -> Result<()> {
     let path = path.as_ref();
     let header = header_of(path, tensors)?;
+    // What is there is replaced by its own name, not a link to it, and only if it is a file.
+    let existing = fs::metadata(path).ok();
+    let resolved = match &existing {
+        Some(_) => fs::canonicalize(path).map_err(|error| io_error(path, error))?,
+        None => path.to_path_buf(),
+    };
+    if existing
+        .as_ref()
+        .is_some_and(|existing| !existing.is_file())
+    {
+        let error = io::Error::new(io::ErrorKind::InvalidInput, "it is there and not a file");
+        return Err(io_error(path, error));
+    }
+    let path = resolved.as_path();
     let Some(name) = path.file_name() else {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "not the name of a file");
         return Err(io_error(path, error));
     };
     let (mut file, temporary) = create_beside(path, &name.to_string_lossy())?;
     let written = write_all(&mut file, &header, tensors)
+        .and_then(|()| match &existing {
+            Some(existing) => file.set_permissions(existing.permissions()),
+            None => Ok(()),
+        })
         .and_then(|()| file.sync_all())
         .and_then(|()| fs::rename(&temporary, path));
     written.map_err(|error| {

@@ -285,3 +285,35 @@ fn a_failed_write_loses_nothing() {
     assert!(matches!(nowhere, Err(Error::Io { .. })));
     assert!(matches!(write_tensors("..", &[]), Err(Error::Io { .. })));
 }
+
+/// A link is followed, permissions stay, and what is no file is left alone.
+#[cfg(unix)]
+#[test]
+fn only_files_are_replaced() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path().to_path_buf();
+    let (file, link) = (folder.join("file"), folder.join("link"));
+    fs::write(&file, b"old").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    symlink(&file, &link).unwrap();
+    write_tensors(&link, &[("a", &[1], &[1.0])]).unwrap();
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(
+        fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    assert_eq!(TensorFile::open(&file).unwrap().names().count(), 1);
+
+    let pipe = folder.join("pipe");
+    let made = std::process::Command::new("mkfifo")
+        .arg(&pipe)
+        .status()
+        .unwrap();
+    assert!(made.success());
+    for path in [&pipe, &folder] {
+        let error = write_tensors(path, &[("a", &[1], &[1.0])]).unwrap_err();
+        assert!(error.to_string().contains("not a file"), "{error}");
+    }
+    assert!(!fs::metadata(&pipe).unwrap().is_file());
+}

@@ -4,7 +4,7 @@ use crate::{Verdict, say};
 use clap::Args;
 use serde_json::{Value, json};
 use wgpu_attention::kernels::KERNELS;
-use wgpu_attention::{AdapterReport, Result, adapters_blocking, install_hint};
+use wgpu_attention::{AdapterReport, Error, Result, adapters_blocking, install_hint};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -15,6 +15,12 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<Verdict> {
     let adapters = adapters_blocking(&Default::default())?;
+    if adapters.is_empty()
+        && let Err(error @ Error::AdapterNotFound { .. }) = crate::open(&None, None)
+    {
+        // There are adapters, but the environment asks for others.
+        return Err(error);
+    }
     if options.json {
         let list: Vec<Value> = adapters.iter().map(as_json).collect();
         say(format_args!("{:#}", json!({ "adapters": list })));

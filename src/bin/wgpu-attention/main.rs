@@ -12,6 +12,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 use wgpu_attention::kernels::Form;
+use wgpu_attention::wgpu::Backends;
 use wgpu_attention::{Gpu, GpuOptions, Result};
 
 /// Multi-head attention as WGSL compute kernels on any vendor's GPU, checked against a CPU reference.
@@ -60,6 +61,26 @@ impl FormOption {
     }
 }
 
+/// The backend, as the command line and `WGPU_BACKEND` name it.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum BackendOption {
+    Vulkan,
+    Metal,
+    Dx12,
+    Gl,
+}
+
+impl BackendOption {
+    fn backends(self) -> Backends {
+        match self {
+            BackendOption::Vulkan => Backends::VULKAN,
+            BackendOption::Metal => Backends::METAL,
+            BackendOption::Dx12 => Backends::DX12,
+            BackendOption::Gl => Backends::GL,
+        }
+    }
+}
+
 /// How a command ended that could be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
@@ -100,10 +121,11 @@ fn complain(words: impl Display) {
     let _ = writeln!(std::io::stderr(), "error: {}", lines.join(" "));
 }
 
-/// The adapter of that name, or the best one.
-fn open(adapter: &Option<String>) -> Result<Gpu> {
+/// The adapter of that name and backend, or the best one.
+fn open(adapter: &Option<String>, backend: Option<BackendOption>) -> Result<Gpu> {
     Gpu::open_blocking(&GpuOptions {
         adapter_name: adapter.clone(),
+        backends: backend.map(BackendOption::backends),
         ..Default::default()
     })
 }

@@ -1,6 +1,6 @@
 //! `run`: a real layer on real input, timed and checked.
 
-use crate::{FormOption, Verdict, open, say};
+use crate::{BackendOption, FormOption, Verdict, open, say};
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,8 +14,13 @@ use wgpu_attention::{
 };
 
 #[derive(Args)]
+#[command(after_help = "\
+Weights, by their names: Wqkv (3*d_out, d_in), bqkv, Wproj (d_out, d_out), bproj; or Wq, Wk, Wv (d_out, d_in), \
+bq, bk, bv, Wo, bo; or a list of heads: Wq, Wk, Wv (H, d_in, D), bq, bk, bv (H, D), Wproj, bproj; or GPT-2's \
+h.N.attn.c_attn.weight (d_in, 3*d_out), .bias, h.N.attn.c_proj.weight, .bias. Biases and the output projection may \
+be missing.")]
 pub(crate) struct Options {
-    /// A safetensors file with the weights of a layer (names as in GPT-2 checkpoints or in case files); without it the bundled layer runs
+    /// A safetensors file with the weights of a layer (for the names see below); without it the bundled layer runs
     #[arg(
         long,
         value_name = "W.safetensors",
@@ -23,15 +28,16 @@ pub(crate) struct Options {
         requires = "heads"
     )]
     weights: Option<PathBuf>,
-    /// A safetensors file with the input X (B, T, d_in) or (T, d_in), and key_mask (B, T) if tokens are padding
+    /// A safetensors file with the input X (or x, hidden, input, or one tensor alone), (B, T, d_in) or (T, d_in), and
+    /// key_mask (B, T) if tokens are padding (0)
     #[arg(long, value_name = "X.safetensors", requires = "weights")]
     input: Option<PathBuf>,
     /// Heads of the layer
     #[arg(long, requires = "weights", value_name = "H")]
     heads: Option<usize>,
-    /// Which layer of a GPT-2 checkpoint, from 0
-    #[arg(long, requires = "weights", value_name = "N", default_value_t = 0)]
-    layer: usize,
+    /// Which layer of a GPT-2 checkpoint: the N of h.N.attn; the first without it
+    #[arg(long, requires = "weights", value_name = "N")]
+    layer: Option<usize>,
     /// A token sees only itself and those before it
     #[arg(long, requires = "weights")]
     causal: bool,
@@ -41,6 +47,9 @@ pub(crate) struct Options {
     /// Part of the adapter's name
     #[arg(long, value_name = "NAME")]
     adapter: Option<String>,
+    /// The backend
+    #[arg(long, value_enum)]
+    backend: Option<BackendOption>,
     /// The form of the kernels
     #[arg(long, value_enum, default_value = "auto")]
     form: FormOption,
@@ -58,10 +67,11 @@ impl Default for Options {
             weights: None,
             input: None,
             heads: None,
-            layer: 0,
+            layer: None,
             causal: false,
             output: None,
             adapter: None,
+            backend: None,
             form: FormOption::Auto,
             no_check: false,
             samples: 20,
@@ -133,21 +143,21 @@ impl Job {
             path: path.display().to_string(),
             problem,
         };
-        let prefix = match layers.get(options.layer) {
-            Some(prefix) => Some(prefix.as_str()),
-            None if layers.is_empty() && options.layer == 0 => None,
-            None => {
-                return Err(wrong(
-                    weights,
-                    format!(
-                        "layer {}: expected below {}, the number of layers there",
-                        options.layer,
-                        layers.len()
-                    ),
-                ));
+        let prefix = match options.layer {
+            None => layers.first(),
+            Some(number) => {
+                let number = number.to_string();
+                let of_number = |prefix: &&String| prefix.split('.').any(|part| part == number);
+                let Some(prefix) = layers.iter().find(of_number) else {
+                    return Err(wrong(
+                        weights,
+                        format!("--layer {number}: expected one of the GPT-2 layers {layers:?}"),
+                    ));
+                };
+                Some(prefix)
             }
         };
-        let layer = LayerCheckpoint::read(&file, prefix)?;
+        let layer = LayerCheckpoint::read(&file, prefix.map(String::as_str))?;
         if let Some(own) = layer.heads.filter(|own| *own != heads) {
             return Err(wrong(
                 weights,
@@ -182,6 +192,7 @@ impl Job {
         let key_mask = input_file.get("key_mask")?;
         if let Some(mask) = &key_mask
             && mask.shape[..] != x.shape[..x.shape.len() - 1]
+            && mask.shape != [batch, tokens]
         {
             return Err(wrong(
                 input,
@@ -192,18 +203,33 @@ impl Job {
                 ),
             ));
         }
-        let of_layers = match layers.len() {
-            0 | 1 => String::new(),
-            count => format!(", layer {} of {count} (--layer chooses)", options.layer),
+        let which = match prefix {
+            None => String::new(),
+            Some(prefix) => {
+                let full = if options.causal {
+                    ""
+                } else {
+                    "; GPT-2 itself is causal: --causal"
+                };
+                let count = layers.len();
+                format!(" ({prefix}c_attn, one of {count} layers{full})")
+            }
         };
+        expect_finite(
+            weights,
+            "the weights",
+            layer.qkv.iter().chain(layer.output.iter().flatten()),
+        )?;
+        let x_values = x.to_f32();
+        expect_finite(input, &format!("tensor {:?}", x.name), x_values.iter())?;
         Ok(Job {
-            title: format!("{}{of_layers} on {}", weights.display(), input.display()),
+            title: format!("{}{which} on {}", weights.display(), input.display()),
             layer,
             heads,
             causal: options.causal,
             batch,
             tokens,
-            x: x.to_f32(),
+            x: x_values,
             key_mask: key_mask.map(|mask| mask.to_bool()).transpose()?,
             stored: None,
         })
@@ -246,6 +272,50 @@ impl Job {
     }
 }
 
+/// NaN and infinity make NaN of the result and of the reference: nothing could be compared.
+fn expect_finite<'a>(
+    path: &Path,
+    what: &str,
+    mut values: impl Iterator<Item = &'a f32>,
+) -> Result<()> {
+    match values.position(|value| !value.is_finite()) {
+        None => Ok(()),
+        Some(at) => Err(Error::Format {
+            path: path.display().to_string(),
+            problem: format!(
+                "{what}: value {at} is NaN or infinite as f32, expected finite values"
+            ),
+        }),
+    }
+}
+
+/// Before anything is computed: a result that could not be written, or would take the place of what it came from.
+fn check_output(options: &Options) -> Result<()> {
+    let Some(output) = &options.output else {
+        return Ok(());
+    };
+    let fail = |path: &Path, source: std::io::Error| Error::Io {
+        path: path.display().to_string(),
+        source,
+    };
+    let folder = match output.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    std::fs::metadata(folder).map_err(|error| fail(folder, error))?;
+    let same = |other: &PathBuf| {
+        let (a, b) = (output.canonicalize(), other.canonicalize());
+        matches!((a, b), (Ok(a), Ok(b)) if a == b)
+    };
+    for other in [&options.weights, &options.input].into_iter().flatten() {
+        if same(other) {
+            let words = "it is the weights or the input; give --output another name";
+            return Err(fail(output, std::io::Error::other(words)));
+        }
+    }
+    Ok(())
+}
+
 /// The input: the tensor of a usual name, or the only one of a float type.
 fn read_input(file: &TensorFile) -> Result<FileTensor> {
     for name in ["X", "x", "hidden", "input"] {
@@ -268,6 +338,7 @@ fn read_input(file: &TensorFile) -> Result<FileTensor> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<Verdict> {
+    check_output(options)?;
     let job = match (&options.weights, &options.input, options.heads) {
         (Some(weights), Some(input), Some(heads)) => {
             Job::from_files(weights, input, heads, options)?
@@ -276,7 +347,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     };
     let config = job.config(options);
     let head_dim = config.head_dim()?;
-    let gpu = match open(&options.adapter) {
+    let gpu = match open(&options.adapter, options.backend) {
         Ok(gpu) => Some(gpu),
         Err(Error::NoAdapter { .. }) => None,
         Err(error) => return Err(error),
@@ -301,10 +372,8 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     };
     let info = gpu.adapter_info();
     say(format_args!(
-        "adapter     {} ({}, {:?}; driver {})",
-        info.name,
-        info.backend,
-        info.device_type,
+        "adapter     {}, driver {}",
+        gpu.describe(),
         format!("{} {}", info.driver, info.driver_info).trim()
     ));
 

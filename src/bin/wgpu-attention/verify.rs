@@ -1,6 +1,6 @@
 //! `verify`: golden case files against what this machine computes.
 
-use crate::{FormOption, Verdict, complain, open, say};
+use crate::{BackendOption, FormOption, Verdict, complain, open, say};
 use clap::Args;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +20,9 @@ pub(crate) struct Options {
     /// Part of the adapter's name
     #[arg(long, value_name = "NAME")]
     adapter: Option<String>,
+    /// The backend
+    #[arg(long, value_enum)]
+    backend: Option<BackendOption>,
     /// The form of the kernels
     #[arg(long, value_enum, default_value = "auto")]
     form: FormOption,
@@ -94,7 +97,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         // Opened by the first case that needs it: files for the reference need no adapter.
         if engine.is_none() && !checks_reference(&case).unwrap_or(true) {
             engine = Some(Engine {
-                gpu: open(&options.adapter)?,
+                gpu: open(&options.adapter, options.backend)?,
                 form: options.form.form(),
             });
         }
@@ -106,9 +109,12 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
             report,
         });
     }
+    // A name that no case has is most likely mistyped.
+    let mut unknown = false;
     if let Selection::Names(wanted) = &selection {
         for name in wanted.iter().filter(|name| !names.contains(*name)) {
             complain(format_args!("no case has a result named {name:?}"));
+            unknown = true;
         }
     }
 
@@ -118,9 +124,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
             .filter(|entry| entry.status() == status)
             .count()
     };
-    let adapter = engine
-        .as_ref()
-        .map(|engine| engine.gpu.adapter_info().name.clone());
+    let adapter = engine.as_ref().map(|engine| engine.gpu.describe());
     if options.json {
         say(format_args!("{:#}", as_json(&entries, adapter)));
     } else {
@@ -144,7 +148,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     if wrong {
         return Ok(Verdict::Wrong);
     }
-    if !unreadable.is_empty() {
+    if !unreadable.is_empty() || unknown && options.strict {
         return Ok(Verdict::Unsound);
     }
     if !compared {
