@@ -11,7 +11,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     fragments: &[&GRID, &LINEAR_PARAMS],
     bindings: &[read("x"), read("weight"), read("bias"), write("y"), PARAMS],
     params: LinearParams::LAYOUT,
-    configurations: || vec![configuration(1), configuration(8)],
+    configurations: || vec![configuration(1), configuration(8), configuration(16)],
     workgroup_bytes: |_| 0,
     invocations: |configuration| configuration.get("LANES"),
     needs_cleared_memory: false,
