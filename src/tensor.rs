@@ -84,7 +84,8 @@ impl Tensor {
         Ok(Self::new(gpu, buffer, allocated, 0, shape, element_type))
     }
 
-    /// A tensor that holds `values` in row-major order. The upload happens before the next submission.
+    /// A tensor that holds `values` in row-major order. The upload happens before the next submission; until then
+    /// wgpu holds a copy of the values on the host.
     ///
     /// # Errors
     ///
