@@ -410,13 +410,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
             &compare(&y, &shape, stored, &shape, *tolerance),
         );
     }
-    if let Some(path) = &options.output {
-        write_tensors(path, &[("Y", &shape, &y)])?;
-        say(format_args!(
-            "written     {} (Y, f32, {shape:?})",
-            path.display()
-        ));
-    }
+    write_result(options, &shape, &y)?;
     Ok(if right {
         Verdict::Right
     } else {
@@ -445,19 +439,26 @@ fn run_on_reference(job: &Job, options: &Options) -> Result<Verdict> {
             &compare(&y, &shape, stored, &shape, *tolerance),
         );
     }
-    if let Some(path) = &options.output {
-        let y: Vec<f32> = y.iter().map(|value| *value as f32).collect();
-        write_tensors(path, &[("Y", &shape, &y)])?;
-        say(format_args!(
-            "written     {} (Y, f32, {shape:?})",
-            path.display()
-        ));
-    }
+    let y: Vec<f32> = y.iter().map(|value| *value as f32).collect();
+    write_result(options, &shape, &y)?;
     Ok(if right {
         Verdict::Right
     } else {
         Verdict::Wrong
     })
+}
+
+/// Writes the result to where it was asked for.
+fn write_result(options: &Options, shape: &[usize; 3], y: &[f32]) -> Result<()> {
+    let Some(path) = &options.output else {
+        return Ok(());
+    };
+    write_tensors(path, &[("Y", shape, y)])?;
+    say(format_args!(
+        "written     {} (Y, f32, {shape:?})",
+        path.display()
+    ));
+    Ok(())
 }
 
 /// Prints a comparison; whether it passed.
