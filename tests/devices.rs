@@ -191,6 +191,7 @@ fn a_machine_without_adapters_is_an_error() {
             .args(["--exact", "a_machine_without_adapters_is_an_error"])
             .env("VK_DRIVER_FILES", "/none")
             .env("VK_ICD_FILENAMES", "/none")
+            .env("__EGL_VENDOR_LIBRARY_FILENAMES", "/none")
             .env("WGPU_BACKEND", backend)
             .env_remove("WGPU_ADAPTER_NAME")
             .env(ROLE, words)
