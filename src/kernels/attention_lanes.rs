@@ -27,8 +27,9 @@ pub(super) static KERNEL: Kernel = Kernel {
 /// Lanes are 8 wide on the adapters this is for. One row a lane compiles in a fraction of the time and suits
 /// few queries; four rows share each key that is read.
 ///
-/// Heads of more than 64 channels are left to the tiled form: written out, they compile for 4 to 19 s on
-/// lavapipe, and run hardly faster than tiles, or not at all (docs/performance.md).
+/// Heads of more than 64 channels are left to the tiled form for the sake of the first call: written out, they
+/// compile for 4 to 19 s on lavapipe. Once compiled they are no faster than tiles at 96 channels, but about twice
+/// as fast at 128 (docs/performance.md).
 fn configurations(head_dim: u32, rule: &'static Fragment) -> Vec<Configuration> {
     if head_dim > 64 {
         return Vec::new();
