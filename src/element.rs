@@ -14,15 +14,27 @@ pub enum ElementType {
     BF16,
     /// One byte, 0 or 1.
     Bool,
+    /// 32-bit unsigned number: lengths, starts, indices.
+    U32,
 }
 
 impl ElementType {
     /// Bytes of one element.
     pub fn size(self) -> u64 {
         match self {
-            ElementType::F32 => 4,
+            ElementType::F32 | ElementType::U32 => 4,
             ElementType::F16 | ElementType::BF16 => 2,
             ElementType::Bool => 1,
+        }
+    }
+
+    /// How kernels number the float types (shaders/shared/elements.wgsl); `None` for others.
+    pub(crate) fn float_number(self) -> Option<u32> {
+        match self {
+            ElementType::F32 => Some(0),
+            ElementType::F16 => Some(1),
+            ElementType::BF16 => Some(2),
+            ElementType::Bool | ElementType::U32 => None,
         }
     }
 }
@@ -34,6 +46,7 @@ impl fmt::Display for ElementType {
             ElementType::F16 => "f16",
             ElementType::BF16 => "bf16",
             ElementType::Bool => "bool",
+            ElementType::U32 => "u32",
         })
     }
 }
@@ -44,9 +57,10 @@ mod sealed {
     impl Sealed for half::f16 {}
     impl Sealed for half::bf16 {}
     impl Sealed for bool {}
+    impl Sealed for u32 {}
 }
 
-/// A host type that a tensor can be made from and read back to: `f32`, [`half::f16`], [`half::bf16`], `bool`.
+/// A host type that a tensor can be made from and read back to: `f32`, [`half::f16`], [`half::bf16`], `u32`, `bool`.
 pub trait Element: sealed::Sealed + Copy {
     /// Its type on the GPU.
     const TYPE: ElementType;
@@ -71,6 +85,7 @@ macro_rules! element {
 }
 
 element!(f32, ElementType::F32);
+element!(u32, ElementType::U32);
 element!(half::f16, ElementType::F16);
 element!(half::bf16, ElementType::BF16);
 

@@ -53,12 +53,14 @@ pub mod case;
 #[cfg(feature = "safetensors")]
 pub mod checkpoint;
 pub mod compare;
+mod copy;
 mod element;
 mod error;
 mod gpu;
 pub mod kernels;
 mod layer;
 mod linear;
+mod merge;
 mod operands;
 mod plan;
 pub mod reference;
@@ -66,7 +68,12 @@ mod tensor;
 #[cfg(feature = "safetensors")]
 pub mod tensor_file;
 
-pub use attention::{Attention, AttentionArguments, AttentionProblem, CausalAlignment};
+pub use attention::{
+    Alignment, Attention, AttentionArguments, AttentionProblem, AttentionRules, AttentionWeights,
+    Rule, RuleArguments, WeightsArguments, WeightsStage,
+};
+pub use copy::TensorCopy;
+pub use merge::{Merge, MergeArguments, MergeProblem};
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 #[cfg(not(target_family = "wasm"))]

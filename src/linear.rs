@@ -198,7 +198,12 @@ impl Linear {
             expect_contiguous_last("bias", bias)?;
         }
         y.expect_shape("y", &[batch, tokens, d_out])?;
-        check_operands(&self.gpu, &inputs, ("y", y))?;
+        for (name, view) in inputs.into_iter().chain([("y", Some(y))]) {
+            if let Some(view) = view {
+                view.expect_type(name, ElementType::F32)?;
+            }
+        }
+        check_operands(&self.gpu, &inputs, &[("y", y)])?;
         let Some(grid) = self.plan.grid else {
             return Ok(());
         };
@@ -242,10 +247,10 @@ impl Linear {
             Call {
                 label,
                 arguments: &[
-                    argument(Some(x), x_at),
-                    argument(Some(weight), weight_at),
-                    argument(bias, bias_at),
-                    argument(Some(y), y_at),
+                    ("x", argument(Some(x), x_at)),
+                    ("weight", argument(Some(weight), weight_at)),
+                    ("bias", argument(bias, bias_at)),
+                    ("y", argument(Some(y), y_at)),
                 ],
                 params: bytemuck::bytes_of(&params),
                 grid,

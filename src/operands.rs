@@ -1,6 +1,5 @@
 //! What every operation asks of its operands.
 
-use crate::element::ElementType;
 use crate::gpu::{Argument, Bound, Gpu};
 use crate::tensor::{TensorView, shape_text};
 use crate::{Error, Result};
@@ -36,39 +35,80 @@ pub(crate) fn expect_contiguous_last(argument: &str, view: &TensorView) -> Resul
     })
 }
 
-/// What holds for every operand of every operation: f32, on this GPU, and an output that nothing else shares.
+/// [`Error::Layout`] unless the elements lie one behind the other.
+pub(crate) fn expect_contiguous(argument: &str, view: &TensorView) -> Result<()> {
+    if view.is_contiguous() {
+        return Ok(());
+    }
+    Err(Error::Layout {
+        argument: argument.into(),
+        problem: format!(
+            "it is not contiguous (shape {}, strides {})",
+            shape_text(view.shape()),
+            shape_text(view.strides())
+        ),
+        remedy: "copy it to a tensor of its own".into(),
+    })
+}
+
+/// [`Error::Layout`] unless the rows of an output of 16-bit elements begin on whole words: two invocations must not
+/// write one word.
+pub(crate) fn expect_writable_rows(argument: &str, view: &TensorView) -> Result<()> {
+    if view.element_type().size() == 4 || view.elements() == 0 {
+        return Ok(());
+    }
+    let rows = view.shape().len().saturating_sub(1);
+    let odd = |axis: &usize| view.shape()[*axis] > 1 && !view.strides()[*axis].is_multiple_of(2);
+    if view.offset().is_multiple_of(2) && !(0..rows).any(|axis| odd(&axis)) {
+        return Ok(());
+    }
+    Err(Error::Layout {
+        argument: argument.into(),
+        problem: format!(
+            "rows of {} elements that begin at odd ones (offset {}, strides {})",
+            view.element_type(),
+            view.offset(),
+            shape_text(view.strides())
+        ),
+        remedy: "rows of a 16-bit output must begin on 4-byte words: pad the rows to an even number of elements and slice, or write f32 and copy".into(),
+    })
+}
+
+/// What holds for every operand of every operation: it is on this GPU, and outputs keep their elements apart and
+/// share no buffer with anything.
 pub(crate) fn check_operands(
     gpu: &Gpu,
     inputs: &[(&str, Option<&TensorView>)],
-    output: (&str, &TensorView),
+    outputs: &[(&str, &TensorView)],
 ) -> Result<()> {
-    let (output_name, output) = output;
-    output.expect_type(output_name, ElementType::F32)?;
-    output.expect_gpu(output_name, gpu)?;
-    if !output.is_injective() {
-        return Err(Error::Layout {
-            argument: output_name.into(),
-            problem: format!(
-                "different indices share elements (shape {}, strides {})",
-                shape_text(output.shape()),
-                shape_text(output.strides())
-            ),
-            remedy: "an output needs strides that keep its elements apart".into(),
-        });
-    }
     for (name, view) in inputs {
-        let Some(view) = view else { continue };
-        // A mask is the only operand of another type; whoever takes one checks it.
-        if *name != "mask" {
-            view.expect_type(name, ElementType::F32)?;
+        if let Some(view) = view {
+            view.expect_gpu(name, gpu)?;
         }
-        view.expect_gpu(name, gpu)?;
-        if view.buffer() == output.buffer() {
+    }
+    for (number, (output_name, output)) in outputs.iter().enumerate() {
+        output.expect_gpu(output_name, gpu)?;
+        if !output.is_injective() {
             return Err(Error::Layout {
-                argument: output_name.into(),
-                problem: format!("it lies in the same buffer as {name}"),
-                remedy: "a buffer cannot be read and written by one dispatch: give the output a buffer of its own".into(),
+                argument: (*output_name).into(),
+                problem: format!(
+                    "different indices share elements (shape {}, strides {})",
+                    shape_text(output.shape()),
+                    shape_text(output.strides())
+                ),
+                remedy: "an output needs strides that keep its elements apart".into(),
             });
+        }
+        let others = outputs[..number].iter().map(|(name, view)| (*name, *view));
+        let read = inputs.iter().filter_map(|(name, view)| Some((*name, (*view)?)));
+        for (name, view) in read.chain(others) {
+            if view.buffer() == output.buffer() {
+                return Err(Error::Layout {
+                    argument: (*output_name).into(),
+                    problem: format!("it lies in the same buffer as {name}"),
+                    remedy: "a buffer cannot be read and written by one dispatch: give the output a buffer of its own".into(),
+                });
+            }
         }
     }
     Ok(())

@@ -394,7 +394,14 @@ impl TensorView {
             return Ok(flat);
         }
         let mut index = vec![0usize; self.shape.len()];
-        let mut values = Vec::with_capacity(self.elements() as usize);
+        let mut values = Vec::new();
+        let count = usize::try_from(self.elements()).unwrap_or(usize::MAX);
+        values
+            .try_reserve_exact(count)
+            .map_err(|_| Error::OutOfMemory {
+                what: format!("a copy on the host of the view {self:?}"),
+                bytes: self.elements().saturating_mul(size),
+            })?;
         'all: loop {
             let place: usize = index.iter().zip(&self.strides).map(|(i, s)| i * s).sum();
             values.push(flat[lead + place]);
@@ -424,8 +431,124 @@ impl TensorView {
         if self.shape.contains(&0) {
             return 0;
         }
-        // The shape was checked when the tensor was made, and no view has more elements than it.
-        self.shape.iter().map(|size| *size as u64).product()
+        // A broadcast view may have more elements than can be counted.
+        let sizes = self.shape.iter().map(|size| *size as u64);
+        sizes.fold(1, u64::saturating_mul)
+    }
+
+    /// The view repeated to another shape, aligned at the last axis as numpy does: an axis of 1, and one that is not
+    /// there, becomes any size. Nothing is copied: such an axis has a stride of 0.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] if it does not fit.
+    pub fn broadcast_to(&self, shape: &[usize]) -> Result<TensorView> {
+        self.broadcast_as("shape", shape)
+    }
+
+    /// [`broadcast_to`](Self::broadcast_to), for the argument of that name.
+    pub(crate) fn broadcast_as(&self, argument: &str, shape: &[usize]) -> Result<TensorView> {
+        let unfit = || {
+            Error::shape(
+                argument,
+                format!(
+                    "a shape that broadcasts to {} (each axis full or 1, aligned at the last)",
+                    shape_text(shape)
+                ),
+                shape_text(&self.shape),
+            )
+        };
+        let missing = shape
+            .len()
+            .checked_sub(self.shape.len())
+            .ok_or_else(unfit)?;
+        let mut view = self.clone();
+        view.shape = shape.to_vec();
+        view.strides = vec![0; shape.len()];
+        for (axis, size) in self.shape.iter().enumerate() {
+            if *size == shape[missing + axis] {
+                view.strides[missing + axis] = self.strides[axis];
+            } else if *size != 1 {
+                return Err(unfit());
+            }
+        }
+        Ok(view)
+    }
+
+    /// With an axis of 1 in front of axis `axis` (or behind the last).
+    pub(crate) fn unsqueeze(&self, axis: usize) -> TensorView {
+        let mut view = self.clone();
+        let axis = axis.min(view.shape.len());
+        view.shape.insert(axis, 1);
+        view.strides.insert(axis, 0);
+        view
+    }
+
+    /// Neighbouring axes as one: an image `(B, C, height, width)` as `(B, C, height * width)`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] if there are no such axes, [`Error::Layout`] if they do not follow one another in memory.
+    pub fn merge_axes(&self, axes: Range<usize>) -> Result<TensorView> {
+        if axes.start >= axes.end || axes.end > self.shape.len() {
+            return Err(Error::shape(
+                "axes",
+                format!("some of 0..{}", self.shape.len()),
+                format!("{axes:?}"),
+            ));
+        }
+        let merged = elements("axes", &self.shape[axes.clone()])? as usize;
+        // Axes of 1 are never stepped along.
+        let long: Vec<usize> = axes.clone().filter(|axis| self.shape[*axis] > 1).collect();
+        let apart = long
+            .windows(2)
+            .any(|pair| self.strides[pair[0]] != self.strides[pair[1]] * self.shape[pair[1]]);
+        if apart && merged > 0 {
+            return Err(Error::Layout {
+                argument: "axes".into(),
+                problem: format!(
+                    "axes {axes:?} do not follow one another in memory (shape {}, strides {})",
+                    shape_text(&self.shape),
+                    shape_text(&self.strides)
+                ),
+                remedy: "copy the view to a tensor of its own first".into(),
+            });
+        }
+        let stride = long.last().map_or(1, |axis| self.strides[*axis]);
+        let mut view = self.clone();
+        view.shape.splice(axes.clone(), [merged]);
+        view.strides.splice(axes, [stride]);
+        Ok(view)
+    }
+
+    /// Whether the elements lie one behind the other, in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        let expected = contiguous_strides(&self.shape);
+        let mut axes = self.shape.iter().zip(self.strides.iter().zip(expected));
+        self.elements() == 0 || axes.all(|(size, (stride, expected))| *size <= 1 || *stride == expected)
+    }
+
+    /// 32-bit words of the same buffer, from that one on.
+    pub(crate) fn words(&self, offset: usize, count: usize) -> TensorView {
+        TensorView {
+            storage: self.storage.clone(),
+            element_type: ElementType::U32,
+            offset,
+            shape: vec![count],
+            strides: vec![1],
+        }
+    }
+
+    /// [`Error::Shape`] unless that axis has that size.
+    pub(crate) fn expect_axis(&self, argument: &str, axis: usize, size: usize) -> Result<()> {
+        if self.shape.get(axis) == Some(&size) {
+            return Ok(());
+        }
+        Err(Error::shape(
+            argument,
+            format!("{size} along axis {axis}"),
+            shape_text(&self.shape),
+        ))
     }
 
     fn axis(&self, axis: usize) -> Result<usize> {

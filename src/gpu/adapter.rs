@@ -1,6 +1,6 @@
 //! Which adapters there are, which one is best, and what planning needs to know of it.
 
-use crate::kernels::{KERNELS, Kernel};
+use crate::kernels::{Configuration, KERNELS, Kernel};
 use crate::{Error, Result};
 use std::fmt;
 
@@ -123,6 +123,25 @@ impl Capabilities {
         }
     }
 
+    /// Whether the device can bind all that a configuration of a kernel binds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LimitExceeded`] naming the limit.
+    pub fn can_bind(&self, kernel: &Kernel, configuration: &Configuration) -> Result<()> {
+        let needed = kernel.storage_buffers(configuration);
+        if needed <= self.max_storage_buffers {
+            return Ok(());
+        }
+        Err(Error::LimitExceeded {
+            what: format!("kernel {} [{configuration}]", kernel.name),
+            limit: "max_storage_buffers_per_shader_stage".into(),
+            needed: u64::from(needed),
+            available: u64::from(self.max_storage_buffers),
+            unit: "storage buffers",
+        })
+    }
+
     /// Whether the device can run a kernel in every configuration; if not, which limit is in the way.
     ///
     /// # Errors
@@ -141,12 +160,10 @@ impl Capabilities {
                 unit,
             })
         };
-        exceeded(
-            "max_storage_buffers_per_shader_stage",
-            u64::from(kernel.storage_buffers()),
-            u64::from(self.max_storage_buffers),
-            "storage buffers",
-        )?;
+        // Rules that take buffers of their own are held against the limit when one is planned.
+        if let Some(plainest) = (kernel.configurations)().first() {
+            self.can_bind(kernel, plainest)?;
+        }
         for configuration in (kernel.configurations)() {
             exceeded(
                 "max_compute_workgroup_storage_size",

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 /// A compiled configuration of a kernel.
 pub(crate) struct Pipeline {
-    kernel: &'static Kernel,
+    bindings: Vec<Binding>,
     pipeline: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
 }
@@ -24,7 +24,7 @@ pub(super) struct PipelineCache(Mutex<HashMap<PipelineKey, Arc<Pipeline>>>);
 struct PipelineKey {
     source: String,
     entry_point: &'static str,
-    bindings: &'static [Binding],
+    bindings: Vec<Binding>,
     params_size: usize,
     needs_cleared_memory: bool,
 }
@@ -74,8 +74,9 @@ pub(crate) enum Argument<'a> {
 /// One dispatch to be encoded.
 pub(crate) struct Call<'a> {
     pub(crate) label: &'a str,
-    /// One for each storage binding of the kernel, in order.
-    pub(crate) arguments: &'a [Argument<'a>],
+    /// What is bound to each storage binding, by its name. One that is not here is not used by this call; one that
+    /// the kernel's configuration does not bind is left out.
+    pub(crate) arguments: &'a [(&'static str, Argument<'a>)],
     /// The parameter struct.
     pub(crate) params: &'a [u8],
     pub(crate) grid: [u32; 3],
@@ -99,7 +100,7 @@ impl Gpu {
         let key = PipelineKey {
             source,
             entry_point: kernel.name,
-            bindings: kernel.bindings,
+            bindings: kernel.bound(configuration).copied().collect(),
             params_size: kernel.params.size,
             needs_cleared_memory: kernel.needs_cleared_memory,
         };
@@ -109,24 +110,23 @@ impl Gpu {
         // Compiled outside the lock, since it may take a second; should two threads compile the same text at
         // once, the first one's is kept.
         log::debug!("compiling {} ({configuration})", kernel.name);
-        let pipeline = Arc::new(self.compile(kernel, &key.source)?);
+        let pipeline = Arc::new(self.compile(kernel, &key)?);
         let mut cache = lock(&self.0.pipelines.0);
         Ok(cache.entry(key).or_insert(pipeline).clone())
     }
 
-    fn compile(&self, kernel: &'static Kernel, source: &str) -> Result<Pipeline> {
+    fn compile(&self, kernel: &'static Kernel, key: &PipelineKey) -> Result<Pipeline> {
         self.alive()?;
         let made = self.checked(kernel.name, 0, |device| {
             let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
                 label: Some(kernel.name),
-                source: wgpu::ShaderSource::Wgsl(source.into()),
+                source: wgpu::ShaderSource::Wgsl(key.source.as_str().into()),
             });
-            let entries: Vec<wgpu::BindGroupLayoutEntry> = kernel
+            let entries: Vec<wgpu::BindGroupLayoutEntry> = key
                 .bindings
                 .iter()
-                .zip(0..)
-                .map(|(binding, number)| wgpu::BindGroupLayoutEntry {
-                    binding: number,
+                .map(|binding| wgpu::BindGroupLayoutEntry {
+                    binding: binding.number,
                     visibility: wgpu::ShaderStages::COMPUTE,
                     ty: wgpu::BindingType::Buffer {
                         ty: match binding.access {
@@ -164,7 +164,7 @@ impl Gpu {
                 cache: None,
             });
             Pipeline {
-                kernel,
+                bindings: key.bindings.clone(),
                 pipeline,
                 layout,
             }
@@ -210,6 +210,21 @@ impl Gpu {
         Ok(buffer)
     }
 
+    /// Records a copy of whole words from one buffer to another.
+    pub(crate) fn record_copy(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        from: &wgpu::Buffer,
+        from_offset: u64,
+        to: &wgpu::Buffer,
+        to_offset: u64,
+        bytes: u64,
+    ) -> Result<()> {
+        self.checked("copy", 0, |_| {
+            encoder.copy_buffer_to_buffer(from, from_offset, to, to_offset, bytes);
+        })
+    }
+
     /// Records one dispatch, in a compute pass of its own, into the caller's encoder. wgpu orders passes
     /// that touch the same buffer: what this one writes the next one sees.
     pub(crate) fn record(
@@ -219,13 +234,14 @@ impl Gpu {
         call: Call<'_>,
     ) -> Result<()> {
         let params = self.params_buffer(call.params)?;
-        let mut storage = call.arguments.iter();
+        let of = |name: &str| {
+            let mut named = call.arguments.iter().filter(|(key, _)| *key == name);
+            named.next().map_or(Argument::Unused, |(_, argument)| *argument)
+        };
         let entries: Vec<wgpu::BindGroupEntry> = pipeline
-            .kernel
             .bindings
             .iter()
-            .zip(0..)
-            .map(|(binding, number)| {
+            .map(|binding| {
                 let whole = |buffer| wgpu::BufferBinding {
                     buffer,
                     offset: 0,
@@ -233,7 +249,7 @@ impl Gpu {
                 };
                 let bound = match binding.access {
                     Access::Params => whole(&params),
-                    _ => match storage.next().unwrap_or(&Argument::Unused) {
+                    _ => match of(binding.name) {
                         Argument::Tensor(buffer, bound) => wgpu::BufferBinding {
                             buffer,
                             offset: bound.offset,
@@ -243,7 +259,7 @@ impl Gpu {
                     },
                 };
                 wgpu::BindGroupEntry {
-                    binding: number,
+                    binding: binding.number,
                     resource: wgpu::BindingResource::Buffer(bound),
                 }
             })

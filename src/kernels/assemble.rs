@@ -197,7 +197,7 @@ fn replace(code: &str, known: &Consts) -> String {
 }
 
 /// Words (names and numbers) and single other characters, in order; joined again they are the text.
-fn tokens(code: &str) -> impl Iterator<Item = &str> {
+pub(super) fn tokens(code: &str) -> impl Iterator<Item = &str> {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     let mut rest = code;
     std::iter::from_fn(move || {

@@ -9,7 +9,13 @@ pub(super) static KERNEL: Kernel = Kernel {
     summary: "y = x Wᵀ + b, tiles of x and W in workgroup memory",
     source: include_str!("../../shaders/linear_tiled.wgsl"),
     fragments: &[&GRID, &LINEAR_PARAMS],
-    bindings: &[read("x"), read("weight"), read("bias"), write("y"), PARAMS],
+    bindings: &[
+        read(0, "x"),
+        read(1, "weight"),
+        read(2, "bias"),
+        write(3, "y"),
+        params(4),
+    ],
     params: LinearParams::LAYOUT,
     configurations: || vec![configuration(2, 2), configuration(4, 4)],
     workgroup_bytes: |configuration| {

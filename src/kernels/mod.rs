@@ -5,6 +5,10 @@
 //! bound, and which configurations exist. [`KERNELS`] lists them all; planner, tests, benches and the
 //! command line go through that table.
 //!
+//! What an attention kernel lets a pair score, and whether it lets it be seen, is linked in too: one fragment of
+//! `rules/` for masks, one for scores, and one for a caller's own [`Rule`](crate::Rule). Those that bind a buffer
+//! bring its declaration with them.
+//!
 //! A [`Configuration`] is the only thing that specialises a kernel: `const` lines and a choice of
 //! fragments. [`Kernel::assemble`] joins them as text; the whole text is the key of the pipeline cache,
 //! so nothing that is baked into a shader can be left out of it.
@@ -12,22 +16,29 @@
 mod assemble;
 mod attention_lanes;
 mod attention_tiled;
+mod attention_weights;
+mod copy;
 mod linear_lanes;
 mod linear_tiled;
+mod merge;
 pub(crate) mod params;
 pub mod reflect;
 
 pub use assemble::AssembleError;
-pub(crate) use params::{AttentionParams, LinearParams};
+pub(crate) use params::{AttentionParams, CopyParams, LinearParams, MergeParams};
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// Every kernel of this crate.
 pub static KERNELS: &[&Kernel] = &[
     &attention_tiled::KERNEL,
     &attention_lanes::KERNEL,
+    &attention_weights::KERNEL,
+    &merge::KERNEL,
     &linear_tiled::KERNEL,
     &linear_lanes::KERNEL,
+    &copy::KERNEL,
 ];
 
 /// The kernel of that name.
@@ -42,6 +53,12 @@ pub enum Operation {
     Linear,
     /// Scores, mask, softmax and values in one pass.
     Attention,
+    /// The probabilities themselves.
+    Weights,
+    /// Attention over all keys from attention over parts of them.
+    Merge,
+    /// A strided copy that may change the element type.
+    Copy,
 }
 
 /// The kind of adapter that a kernel is written for. Both kinds run on every adapter; this is about speed.
@@ -54,19 +71,19 @@ pub enum Form {
 }
 
 /// A piece of WGSL that is put in front of a kernel.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Fragment {
     /// The file under `shaders/`, without its ending.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Its text.
-    pub source: &'static str,
+    pub source: Cow<'static, str>,
 }
 
 macro_rules! fragment {
     ($name:literal) => {
         Fragment {
-            name: $name,
-            source: include_str!(concat!("../../shaders/", $name, ".wgsl")),
+            name: Cow::Borrowed($name),
+            source: Cow::Borrowed(include_str!(concat!("../../shaders/", $name, ".wgsl"))),
         }
     };
 }
@@ -75,16 +92,36 @@ macro_rules! fragment {
 pub static GRID: Fragment = fragment!("shared/grid");
 /// `AttentionParams`.
 pub static ATTENTION_PARAMS: Fragment = fragment!("shared/attention_params");
-/// Keys hidden by position: causal.
-pub static KEY_RANGE: Fragment = fragment!("shared/key_range");
+/// What a batch item has of its own, and the keys that its queries may see by position.
+pub static ITEM: Fragment = fragment!("shared/item");
+/// Elements of 16 bits.
+pub static ELEMENTS: Fragment = fragment!("shared/elements");
+/// Writing an output of any float type.
+pub static STORE: Fragment = fragment!("shared/store");
+/// Writing a row's log-sum-exp.
+pub static STORE_LSE: Fragment = fragment!("shared/store_lse");
+/// What the rules make of a pair.
+pub static PAIR: Fragment = fragment!("shared/pair");
 /// Scores that weigh nothing.
 pub static SCORES: Fragment = fragment!("shared/scores");
 /// `LinearParams` and where a row of a view begins.
 pub static LINEAR_PARAMS: Fragment = fragment!("shared/linear_params");
-/// Rule: no key is hidden but by its position.
+/// `MergeParams`.
+pub static MERGE_PARAMS: Fragment = fragment!("shared/merge_params");
+/// `CopyParams`.
+pub static COPY_PARAMS: Fragment = fragment!("shared/copy_params");
+/// Rule: no mask.
 pub static ATTEND_ALL: Fragment = fragment!("rules/attend_all");
-/// Rule: a padding mask (B, Tk).
-pub static KEY_MASK: Fragment = fragment!("rules/key_mask");
+/// Rule: a mask of pairs.
+pub static MASK: Fragment = fragment!("rules/mask");
+/// Rule: the score is the scaled product.
+pub static PLAIN_SCORES: Fragment = fragment!("rules/plain_scores");
+/// Rule: softcap, ALiBi and an additive bias.
+pub static SCORE_RULES: Fragment = fragment!("rules/scores");
+/// No rule of the caller's own.
+pub static NO_RULE: Fragment = fragment!("rules/no_rule");
+/// The buffer of a caller's own rule.
+pub static RULE_DATA: Fragment = fragment!("rules/rule_data");
 
 /// What a binding is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,33 +134,54 @@ pub enum Access {
     Params,
 }
 
-/// One binding of group 0; its number is its place in [`Kernel::bindings`].
+/// One binding of group 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Binding {
+    /// Its number.
+    pub number: u32,
     /// The variable's name in WGSL.
     pub name: &'static str,
     /// What it is used for.
     pub access: Access,
+    /// The fragment that brings it; `None`: the kernel's own file.
+    pub fragment: Option<&'static str>,
 }
 
-const fn read(name: &'static str) -> Binding {
+const fn binding(number: u32, name: &'static str, access: Access) -> Binding {
     Binding {
+        number,
         name,
-        access: Access::Read,
+        access,
+        fragment: None,
     }
 }
 
-const fn write(name: &'static str) -> Binding {
+const fn read(number: u32, name: &'static str) -> Binding {
+    binding(number, name, Access::Read)
+}
+
+const fn write(number: u32, name: &'static str) -> Binding {
+    binding(number, name, Access::Write)
+}
+
+const fn params(number: u32) -> Binding {
+    binding(number, "params", Access::Params)
+}
+
+/// Brought by a rule's fragment.
+const fn ruled(number: u32, name: &'static str, fragment: &'static str) -> Binding {
     Binding {
-        name,
-        access: Access::Write,
+        fragment: Some(fragment),
+        ..read(number, name)
     }
 }
 
-const PARAMS: Binding = Binding {
-    name: "params",
-    access: Access::Params,
-};
+/// What the rules of attention bind, wherever their fragments are linked in.
+const RULE_BINDINGS: [Binding; 3] = [
+    ruled(7, "mask", "rules/mask"),
+    ruled(8, "bias", "rules/scores"),
+    ruled(9, "rule_values", "rules/rule_data"),
+];
 
 /// A field of a parameter struct, as Rust lays it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +220,7 @@ pub struct Kernel {
     pub source: &'static str,
     /// What always goes in front of it.
     pub fragments: &'static [&'static Fragment],
-    /// Group 0, in order.
+    /// Group 0, in order; see [`Kernel::bound`].
     pub bindings: &'static [Binding],
     /// The parameters' layout in Rust.
     pub params: ParamsLayout,
@@ -189,7 +247,7 @@ pub struct Configuration {
     /// `const NAME: u32 = value;` lines, in order.
     pub consts: Vec<(&'static str, u32)>,
     /// The rule fragments that are linked in.
-    pub rules: Vec<&'static Fragment>,
+    pub rules: Vec<Fragment>,
 }
 
 impl Configuration {
@@ -223,38 +281,79 @@ impl Kernel {
     /// [`AssembleError`] if a marked loop cannot be written out: its line and the reason.
     pub fn assemble(&self, configuration: &Configuration) -> Result<String, AssembleError> {
         let mut parts: Vec<&str> = Vec::new();
-        parts.extend(self.fragments.iter().map(|fragment| fragment.source));
-        parts.extend(configuration.rules.iter().map(|rule| rule.source));
+        parts.extend(self.fragments.iter().map(|fragment| &*fragment.source));
+        parts.extend(configuration.rules.iter().map(|rule| &*rule.source));
         parts.push(self.source);
         assemble::assemble(&configuration.consts, &parts)
     }
 
-    /// Storage buffers that the kernel binds.
-    pub fn storage_buffers(&self) -> u32 {
-        let storage = self
-            .bindings
+    /// What a configuration binds: a rule's buffer is there if its fragment is.
+    pub fn bound<'a>(
+        &'a self,
+        configuration: &'a Configuration,
+    ) -> impl Iterator<Item = &'a Binding> {
+        let linked = |name: &str| configuration.rules.iter().any(|rule| rule.name == name);
+        self.bindings
             .iter()
+            .filter(move |binding| binding.fragment.is_none_or(linked))
+    }
+
+    /// Storage buffers that a configuration binds.
+    pub fn storage_buffers(&self, configuration: &Configuration) -> u32 {
+        let storage = self
+            .bound(configuration)
             .filter(|binding| binding.access != Access::Params);
         storage.count() as u32
     }
 }
 
-/// Head sizes that attention kernels are compiled for: `head_dim` is rounded up to the next one.
-pub const HEAD_DIMS: [u32; 8] = [8, 16, 32, 64, 96, 128, 192, 256];
-
-/// The smallest compiled head size that holds `head_dim`; `None` above the largest.
-pub fn compiled_head_dim(head_dim: u32) -> Option<u32> {
-    HEAD_DIMS.into_iter().find(|size| *size >= head_dim)
+/// The name that a line of WGSL declares for the whole module, if it begins with a declaration.
+pub(crate) fn declared_name(line: &str) -> Option<&str> {
+    let line = line.strip_prefix("override ").map_or(line, |_| "");
+    let rest = ["fn ", "const ", "struct ", "alias "]
+        .iter()
+        .find_map(|word| line.strip_prefix(word))
+        .or_else(|| line.strip_prefix("var<").and_then(|rest| Some(rest.split_once('>')?.1)))?;
+    assemble::tokens(rest.trim_start()).next()
 }
 
-/// The attention configurations: every compiled head size by every rule, each from the smallest block of queries
-/// to the largest.
-fn attention_configurations(
-    make: fn(u32, &'static Fragment) -> Vec<Configuration>,
-) -> Vec<Configuration> {
-    let rules = [&ATTEND_ALL, &KEY_MASK];
-    HEAD_DIMS
-        .into_iter()
-        .flat_map(|size| rules.into_iter().flat_map(move |rule| make(size, rule)))
-        .collect()
+/// Whether some kernel, fragment or configuration declares that name.
+pub(crate) fn declares(name: &str) -> bool {
+    KERNELS.iter().any(|kernel| {
+        let configurations = (kernel.configurations)();
+        let rules = configurations.iter().flat_map(|c| &c.rules);
+        let texts = kernel.fragments.iter().copied().chain(rules).map(|f| &*f.source);
+        kernel.name == name
+            || configurations.iter().any(|c| c.consts.iter().any(|(key, _)| *key == name))
+            || texts
+                .chain([kernel.source])
+                .any(|text| text.lines().any(|line| declared_name(line) == Some(name)))
+    })
+}
+
+/// The words (names and numbers) and other characters of WGSL, without its line comments.
+pub(crate) fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .flat_map(|line| assemble::tokens(line.split("//").next().unwrap_or("")))
+}
+
+/// The smallest of the compiled sizes that holds `size`; `None` above the largest.
+pub(crate) fn compiled(sizes: &[u32], size: u32) -> Option<u32> {
+    sizes.iter().copied().find(|compiled| *compiled >= size)
+}
+
+/// Storage types of k and v, as kernels number them: f32, f16, bf16.
+const TYPES: [u32; 3] = [0, 1, 2];
+
+/// The combinations of rule fragments that attention kernels are compiled for: what is left out costs nothing, what
+/// is linked in and not used costs a little.
+fn rule_sets() -> [Vec<Fragment>; 3] {
+    let set = |mask: &Fragment, scores: &Fragment| {
+        vec![mask.clone(), scores.clone(), NO_RULE.clone()]
+    };
+    [
+        set(&ATTEND_ALL, &PLAIN_SCORES),
+        set(&MASK, &PLAIN_SCORES),
+        set(&MASK, &SCORE_RULES),
+    ]
 }

@@ -30,14 +30,12 @@ pub struct ParamsStruct {
 }
 
 impl Reflection {
-    /// Whether group 0 is exactly `bindings`, numbered in order.
-    pub fn binds(&self, bindings: &[Binding]) -> bool {
-        self.bindings.len() == bindings.len()
-            && self.bindings.iter().zip(bindings).enumerate().all(
-                |(at, ((number, name, access), binding))| {
-                    *number == at as u32 && name == binding.name && *access == binding.access
-                },
-            )
+    /// Whether group 0 is exactly `bindings`, in the order of their numbers.
+    pub fn binds<'a>(&self, bindings: impl IntoIterator<Item = &'a Binding>) -> bool {
+        let expected = bindings.into_iter();
+        self.bindings.iter().map(|(number, name, access)| (*number, name.as_str(), *access)).eq(
+            expected.map(|binding| (binding.number, binding.name, binding.access)),
+        )
     }
 }
 

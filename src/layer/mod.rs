@@ -16,7 +16,9 @@ mod weights;
 pub use plan::{LayerPlan, Step};
 pub use weights::{HeadProjections, LayerWeights, MatrixLayout, Projection, QkvWeights};
 
-use crate::attention::{Attention, AttentionArguments, AttentionProblem, CausalAlignment};
+use crate::attention::{
+    Alignment, Attention, AttentionArguments, AttentionProblem, AttentionRules, RuleArguments,
+};
 use crate::element::ElementType;
 use crate::gpu::{Gpu, Timestamps};
 use crate::kernels::Form;
@@ -304,9 +306,13 @@ impl MultiHeadAttention {
             )
         };
         let attention = AttentionProblem {
-            scale: self.config.scale,
-            causal: self.config.causal.then_some(CausalAlignment::TopLeft),
-            key_mask: masked,
+            rules: AttentionRules {
+                scale: self.config.scale,
+                causal: self.config.causal,
+                alignment: Some(Alignment::TopLeft),
+                mask: masked,
+                ..Default::default()
+            },
             form,
             ..AttentionProblem::new(batch, heads, tokens, self.head_dim)
         };
@@ -430,16 +436,24 @@ impl MultiHeadAttention {
                         .slice(2, columns)?
                         .split_axis(2, &[heads, self.head_dim])
                 };
+                let mask = key_mask
+                    .map(|mask| mask.split_axis(0, &[plan.batch, 1, 1]))
+                    .transpose()?;
                 let context = plan.context.as_ref().map(Tensor::view);
                 let out = context.as_ref().unwrap_or(y);
                 plan.attention.encode_timed(
                     encoder,
                     AttentionArguments {
-                        q: &part(0)?,
-                        k: &part(1)?,
-                        v: &part(2)?,
-                        mask: key_mask,
-                        out: &out.split_axis(2, &[heads, self.head_dim])?,
+                        rules: RuleArguments {
+                            mask: mask.as_ref(),
+                            ..Default::default()
+                        },
+                        ..AttentionArguments::new(
+                            &part(0)?,
+                            &part(1)?,
+                            &part(2)?,
+                            &out.split_axis(2, &[heads, self.head_dim])?,
+                        )
                     },
                     label,
                     timestamps,
@@ -523,7 +537,7 @@ impl MultiHeadAttention {
             ],
             None => [("mask", *key_mask), ("", None), ("", None)],
         };
-        check_operands(&self.gpu, &inputs, ("y", y))?;
+        check_operands(&self.gpu, &inputs, &[("y", y)])?;
         if let Some(mask) = key_mask {
             expect_contiguous_last("key_mask", mask)?;
         }

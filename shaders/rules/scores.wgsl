@@ -1,0 +1,31 @@
+// softcap, then ALiBi and an additive bias (B, H, Tq, Tk) with any axis broadcast. A bias of -infinity hides the
+// key, whatever the product is; any other bias is a number.
+const SCORED: bool = true;
+
+@group(0) @binding(8)
+var<storage, read> bias: array<f32>;
+
+fn score_rules(item: Item, product: f32, query: u32, key: u32) -> Pair {
+    let distance = abs(i32(query) + item.own - i32(key));
+    let sloped = capped(product) - item.slope * f32(distance);
+    let at = params.bias_offset + item.batch * params.bias_batch_stride + item.head * params.bias_head_stride
+        + query * params.bias_query_stride + key * params.bias_key_stride;
+    let added = select(0.0, bias[at], params.has_bias != 0u);
+    return Pair(!weighs_nothing(added), sloped + added);
+}
+
+// softcap * tanh(product / softcap). The hyperbolic tangent is our own: built-in ones overflow on some drivers,
+// and lose the digits of small arguments on others.
+fn capped(product: f32) -> f32 {
+    if (params.softcap == 0.0) {
+        return product;
+    }
+    let x = product / params.softcap;
+    let square = x * x;
+    // Odd terms of the series up to x^9: exact to f32 below 0.25.
+    let series = x * (1.0 + square * (-0.33333334 + square * (0.13333334 + square * (-0.053968254 + square * 0.021869488))));
+    let shrunk = exp(-2.0 * abs(x));
+    let ratio = (1.0 - shrunk) / (1.0 + shrunk);
+    let large = select(ratio, -ratio, x < 0.0);
+    return params.softcap * select(large, series, abs(x) < 0.25);
+}

@@ -1,0 +1,389 @@
+//! Attention, compiled for one problem and recorded into the caller's encoder.
+
+use super::plan::queries_per_group;
+use super::rules::TablePlaces;
+use super::{Alignment, AttentionProblem, RuleArguments};
+use crate::gpu::{Argument, Call, Gpu, Pipeline, Timestamps};
+use crate::kernels::{AttentionParams, Operation};
+use crate::operands::{
+    argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
+};
+use crate::plan::{Plan, check_plan};
+use crate::tensor::{Tensor, TensorView};
+use crate::{ElementType, Result};
+use std::sync::Arc;
+
+/// The operands of an [`Attention`]. Views may have any strides for batch, token and head and begin anywhere;
+/// their last axis is contiguous. q, k and v may be parts of one buffer, or the same view.
+///
+/// Of a packed problem q, k, v and out have no batch axis: `(tokens, H, D)`, and the log-sum-exp is `(tokens, H)`.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionArguments<'a> {
+    /// `(B, Tq, H, D)`, of the problem's `q_type`.
+    pub q: &'a TensorView,
+    /// `(B, Tk, Hkv, D)`, of the problem's `kv_type`.
+    pub k: &'a TensorView,
+    /// `(B, Tk, Hkv, Dv)`, of the problem's `kv_type`.
+    pub v: &'a TensorView,
+    /// `(B, Tq, H, Dv)`, of the problem's `out_type`; overwritten. May not share a buffer with the others. Rows of
+    /// 16-bit elements begin on whole words: its offset and its strides for batch, token and head are even.
+    pub out: &'a TensorView,
+    /// `(B, H, Tq)`, f32, any strides; overwritten with each row's log-sum-exp: the natural logarithm of the sum of
+    /// the exponentials of its scores, -infinity for a row that sees no key. May not share a buffer with the others.
+    pub lse: Option<&'a TensorView>,
+    /// What the rules take.
+    pub rules: RuleArguments<'a>,
+}
+
+impl<'a> AttentionArguments<'a> {
+    /// Without a log-sum-exp, and without what rules take.
+    pub fn new(
+        q: &'a TensorView,
+        k: &'a TensorView,
+        v: &'a TensorView,
+        out: &'a TensorView,
+    ) -> Self {
+        AttentionArguments {
+            q,
+            k,
+            v,
+            out,
+            lse: None,
+            rules: RuleArguments::default(),
+        }
+    }
+}
+
+/// Attention that is compiled for one problem, ready to be encoded any number of times. Cheap to clone; clones share
+/// the workspace, and so do all calls that are encoded with it: the GPU runs them one after another.
+#[derive(Clone)]
+pub struct Attention {
+    gpu: Gpu,
+    problem: AttentionProblem,
+    plan: Plan,
+    pipeline: Arc<Pipeline>,
+    /// Where small operands are gathered.
+    tables: Option<Tensor>,
+}
+
+impl std::fmt::Debug for Attention {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attention")
+            .field("problem", &self.problem)
+            .field("plan", &self.plan)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Attention {
+    /// Plans the problem for this GPU and compiles what it needs.
+    ///
+    /// # Errors
+    ///
+    /// As [`AttentionProblem::plan`], [`Error::Shader`](crate::Error::Shader) if the driver refuses the kernel, and
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn new(gpu: &Gpu, problem: AttentionProblem) -> Result<Self> {
+        let plan = problem.plan(gpu.capabilities())?;
+        Self::from_plan(gpu, problem, plan)
+    }
+
+    /// Compiles a plan that the caller has changed: another configuration, or a kernel of their own that takes
+    /// the bindings and parameters of the one it replaces (a `&'static Kernel`: `Box::leak` makes one). Nothing
+    /// checks that its grid still covers the problem.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Parameter`](crate::Error::Parameter) for a kernel of another operation, [`Error::Shader`](crate::Error::Shader) if it is refused,
+    /// [`Error::LimitExceeded`](crate::Error::LimitExceeded) if the grid is over the device's limit.
+    pub fn from_plan(gpu: &Gpu, problem: AttentionProblem, plan: Plan) -> Result<Self> {
+        problem.check()?;
+        check_plan(&plan, Operation::Attention, gpu.capabilities())?;
+        Ok(Attention {
+            pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
+            tables: problem.tables_workspace(gpu)?,
+            gpu: gpu.clone(),
+            problem,
+            plan,
+        })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What it computes.
+    pub fn problem(&self) -> &AttentionProblem {
+        &self.problem
+    }
+
+    /// Records the attention into an encoder. Submits nothing and waits for nothing; allocates nothing on the
+    /// GPU unless views are laid out as never before (then one parameter buffer of about 300 bytes). Copies nothing
+    /// but what the plan names.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::Type`](crate::Error::Type), [`Error::Layout`](crate::Error::Layout), [`Error::OtherDevice`](crate::Error::OtherDevice),
+    /// [`Error::LimitExceeded`](crate::Error::LimitExceeded) if an operand is larger than the device can bind. No dispatch was recorded then.
+    pub fn encode(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        arguments: AttentionArguments<'_>,
+    ) -> Result<()> {
+        self.encode_timed(encoder, arguments, self.plan.kernel.name, None)
+    }
+
+    /// [`encode`](Self::encode), with a label and timestamps around the pass (none where there is nothing to
+    /// compute).
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode), and [`Error::LimitExceeded`](crate::Error::LimitExceeded) where the timestamps have no room left.
+    pub fn encode_timed(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        arguments: AttentionArguments<'_>,
+        label: &str,
+        timestamps: Option<&mut Timestamps>,
+    ) -> Result<()> {
+        let AttentionArguments {
+            q,
+            k,
+            v,
+            out,
+            lse,
+            rules,
+        } = arguments;
+        let problem = &self.problem;
+        let q = &problem.batched("q", q, Side::Queries, problem.heads, problem.head_dim)?;
+        let k = &problem.batched("k", k, Side::Keys, problem.kv_heads, problem.head_dim)?;
+        let v = &problem.batched("v", v, Side::Keys, problem.kv_heads, problem.value_dim)?;
+        let out = &problem.batched("out", out, Side::Queries, problem.heads, problem.value_dim)?;
+        let (q_total, kv_total) = (q.shape()[1], k.shape()[1]);
+        v.expect_axis("v", 1, kv_total)?;
+        out.expect_axis("out", 1, q_total)?;
+        let lse = match lse {
+            Some(lse) if problem.packed => {
+                lse.expect_shape("lse", &[q_total, problem.heads])?;
+                Some(lse.permute(&[1, 0])?.unsqueeze(0))
+            }
+            Some(lse) => {
+                lse.expect_shape("lse", &[problem.batch, problem.heads, problem.q_len])?;
+                Some(lse.clone())
+            }
+            None => None,
+        };
+        for (name, view, element_type) in [
+            ("q", q, problem.q_type),
+            ("k", k, problem.kv_type),
+            ("v", v, problem.kv_type),
+            ("out", out, problem.out_type),
+        ] {
+            view.expect_type(name, element_type)?;
+            expect_contiguous_last(name, view)?;
+        }
+        expect_writable_rows("out", out)?;
+        if let Some(lse) = &lse {
+            lse.expect_type("lse", ElementType::F32)?;
+        }
+        let (mask, bias) = rules.check(problem)?;
+        let mut inputs = vec![("q", Some(q)), ("k", Some(k)), ("v", Some(v))];
+        inputs.extend(rules.named());
+        let mut outputs = vec![("out", out)];
+        outputs.extend(lse.as_ref().map(|lse| ("lse", lse)));
+        check_operands(&self.gpu, &inputs, &outputs)?;
+        let Some(grid) = self.plan.grid else {
+            return Ok(());
+        };
+
+        let [q_at, k_at, v_at, out_at] =
+            [q.bind("q")?, k.bind("k")?, v.bind("v")?, out.bind("out")?];
+        let lse_at = lse.as_ref().map(|lse| lse.bind("lse")).transpose()?.flatten();
+        let pairs = BoundPairs::new(&rules, mask, bias)?;
+        if let Some(timestamps) = &timestamps {
+            timestamps.expect_room(1)?;
+        }
+        let (tables, places) = rules.bind_tables(&self.gpu, encoder, self.tables.as_ref())?;
+        let tables_at = tables.as_ref().map(|t| t.bind("tables")).transpose()?;
+        let block_q = queries_per_group(self.plan.kernel, &self.plan.configuration);
+        let params = AttentionParams {
+            q_total: q_total as u32,
+            kv_total: kv_total as u32,
+            q_tiles: (problem.q_len as u64).div_ceil(block_q) as u32,
+            groups: self.plan.groups,
+            q_offset: first(q_at),
+            q_batch_stride: q.stride(0),
+            q_token_stride: q.stride(1),
+            q_head_stride: q.stride(2),
+            k_offset: first(k_at),
+            k_batch_stride: k.stride(0),
+            k_token_stride: k.stride(1),
+            k_head_stride: k.stride(2),
+            v_offset: first(v_at),
+            v_batch_stride: v.stride(0),
+            v_token_stride: v.stride(1),
+            v_head_stride: v.stride(2),
+            out_offset: first(out_at),
+            out_batch_stride: out.stride(0),
+            out_token_stride: out.stride(1),
+            out_head_stride: out.stride(2),
+            has_lse: u32::from(lse_at.is_some()),
+            lse_offset: first(lse_at),
+            lse_batch_stride: lse.as_ref().map_or(0, |lse| lse.stride(0)),
+            lse_head_stride: lse.as_ref().map_or(0, |lse| lse.stride(1)),
+            lse_token_stride: lse.as_ref().map_or(0, |lse| lse.stride(2)),
+            ..problem.params(&pairs, &places)?
+        };
+        let mut bound = vec![
+            ("q", argument(Some(q), q_at)),
+            ("k", argument(Some(k), k_at)),
+            ("v", argument(Some(v), v_at)),
+            ("out", argument(Some(out), out_at)),
+            ("lse", argument(lse.as_ref(), lse_at)),
+            ("tables", argument(tables.as_ref(), tables_at.flatten())),
+        ];
+        bound.extend(pairs.arguments());
+        self.gpu.record(
+            encoder,
+            &self.pipeline,
+            Call {
+                label,
+                arguments: &bound,
+                params: bytemuck::bytes_of(&params),
+                grid,
+                timestamps,
+            },
+        )
+    }
+}
+
+/// Which tokens an operand runs along.
+#[derive(Clone, Copy)]
+pub(super) enum Side {
+    Queries,
+    Keys,
+}
+
+impl AttentionProblem {
+    /// An operand as `(B, T, heads, channels)`: one of a packed problem gets a batch axis of 1.
+    pub(super) fn batched(
+        &self,
+        name: &str,
+        view: &TensorView,
+        side: Side,
+        heads: usize,
+        channels: usize,
+    ) -> Result<TensorView> {
+        let tokens = match side {
+            Side::Queries => self.q_len,
+            Side::Keys => self.kv_len,
+        };
+        if !self.packed {
+            view.expect_shape(name, &[self.batch, tokens, heads, channels])?;
+            return Ok(view.clone());
+        }
+        // Of packed sequences there may be any number of tokens.
+        let any = view.shape().first().copied().unwrap_or(0);
+        view.expect_shape(name, &[any, heads, channels])?;
+        crate::plan::size(name, any)?;
+        Ok(view.unsqueeze(0))
+    }
+
+    /// The buffer in which small operands are gathered, where there may be several.
+    pub(super) fn tables_workspace(&self, gpu: &Gpu) -> Result<Option<Tensor>> {
+        let (bytes, _) = self.gathered_tables();
+        (bytes > 0)
+            .then(|| Tensor::empty(gpu, &[(bytes / 4) as usize], ElementType::U32))
+            .transpose()
+    }
+
+    /// The parameters that every kernel of attention takes from problem and rules.
+    pub(super) fn params(
+        &self,
+        pairs: &BoundPairs<'_>,
+        places: &TablePlaces,
+    ) -> Result<AttentionParams> {
+        let (window_left, window_right) = self.window();
+        let keys = self.key_range();
+        let number = |element: ElementType| element.float_number().unwrap_or(0);
+        let stride = |view: &Option<TensorView>, axis| view.as_ref().map_or(0, |v| v.stride(axis));
+        Ok(AttentionParams {
+            packed: u32::from(self.packed),
+            heads: self.heads as u32,
+            group: (self.heads / self.kv_heads) as u32,
+            q_len: self.q_len as u32,
+            kv_len: self.kv_len as u32,
+            head_dim: self.head_dim as u32,
+            value_dim: self.value_dim as u32,
+            scale: self.effective_scale()?,
+            softcap: self.rules.softcap.unwrap_or(0.0),
+            bottom_right: u32::from(self.rules.alignment == Some(Alignment::BottomRight)),
+            window_left,
+            window_right,
+            key_begin: keys.start as u32,
+            key_end: keys.end as u32,
+            q_type: number(self.q_type),
+            out_type: number(self.out_type),
+            has_mask: u32::from(pairs.mask.is_some()),
+            mask_offset: first(pairs.mask_at),
+            mask_batch_stride: stride(&pairs.mask, 0),
+            mask_head_stride: stride(&pairs.mask, 1),
+            mask_query_stride: stride(&pairs.mask, 2),
+            mask_key_stride: stride(&pairs.mask, 3),
+            has_bias: u32::from(pairs.bias.is_some()),
+            bias_offset: first(pairs.bias_at),
+            bias_batch_stride: stride(&pairs.bias, 0),
+            bias_head_stride: stride(&pairs.bias, 1),
+            bias_query_stride: stride(&pairs.bias, 2),
+            bias_key_stride: stride(&pairs.bias, 3),
+            q_lens_at: places.q_lens,
+            kv_lens_at: places.kv_lens,
+            cu_seqlens_q_at: places.cu_seqlens_q,
+            cu_seqlens_k_at: places.cu_seqlens_k,
+            slopes_at: places.slopes,
+            slopes_batch_stride: places.slopes_batch_stride,
+            sinks_at: places.sinks,
+            rule_data_offset: first(pairs.data_at),
+            ..Default::default()
+        })
+    }
+}
+
+/// The larger operands of the rules, as they are bound.
+pub(super) struct BoundPairs<'a> {
+    mask: Option<TensorView>,
+    bias: Option<TensorView>,
+    data: Option<&'a TensorView>,
+    mask_at: Option<crate::gpu::Bound>,
+    bias_at: Option<crate::gpu::Bound>,
+    data_at: Option<crate::gpu::Bound>,
+}
+
+impl<'a> BoundPairs<'a> {
+    pub(super) fn new(
+        rules: &RuleArguments<'a>,
+        mask: Option<TensorView>,
+        bias: Option<TensorView>,
+    ) -> Result<Self> {
+        let bind = |name: &str, view: Option<&TensorView>| match view {
+            Some(view) => view.bind(name),
+            None => Ok(None),
+        };
+        Ok(BoundPairs {
+            mask_at: bind("mask", mask.as_ref())?,
+            bias_at: bind("bias", bias.as_ref())?,
+            data_at: bind("rule_data", rules.rule_data)?,
+            data: rules.rule_data,
+            mask,
+            bias,
+        })
+    }
+
+    pub(super) fn arguments(&self) -> [(&'static str, Argument<'_>); 3] {
+        [
+            ("mask", argument(self.mask.as_ref(), self.mask_at)),
+            ("bias", argument(self.bias.as_ref(), self.bias_at)),
+            ("rule_values", argument(self.data, self.data_at)),
+        ]
+    }
+}

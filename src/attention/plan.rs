@@ -1,0 +1,196 @@
+//! Which kernel, in which configuration, on which grid, and why.
+
+use super::{AttentionProblem, rules};
+use crate::gpu::Capabilities;
+use crate::kernels::{
+    ATTEND_ALL, Configuration, Form, Fragment, Kernel, MASK, NO_RULE, Operation, PLAIN_SCORES,
+    RULE_DATA, SCORE_RULES, compiled,
+};
+use crate::plan::{Plan, choose_kernel, fold};
+use crate::{Error, Result};
+
+impl AttentionProblem {
+    /// Chooses kernel, configuration and grid for a device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Parameter`] for sizes of 0, heads that are no multiple of the KV heads, numbers that are not finite,
+    /// an alignment that must be said; [`Error::LimitExceeded`] for values of more than 256 channels (heads of more
+    /// than 64 in the lanes form, if that is asked for), and for what does not fit the device or 32-bit counting.
+    pub fn plan(&self, capabilities: &Capabilities) -> Result<Plan> {
+        self.check()?;
+        let (mut kernel, mut reason) =
+            choose_kernel(Operation::Attention, capabilities, self.form)?;
+        let mut fitting = self.configurations(kernel);
+        if fitting.is_empty() {
+            let tiled = choose_kernel(Operation::Attention, capabilities, Some(Form::Tiled))?.0;
+            let refusal = self.refusal(kernel);
+            if self.form.is_some() || tiled.name == kernel.name {
+                return Err(refusal);
+            }
+            reason = format!("tiles, since {refusal}");
+            kernel = tiled;
+            fitting = self.configurations(kernel);
+        }
+        // Large blocks where at least two of them are full.
+        let full = |c: &&Configuration| 2 * queries_per_group(kernel, c) <= self.q_len as u64;
+        let chosen = fitting.iter().rev().find(full);
+        let chosen = chosen.or(fitting.first());
+        let configuration = chosen.cloned().ok_or_else(|| self.refusal(kernel))?;
+        capabilities.can_bind(kernel, &configuration)?;
+        let block_q = queries_per_group(kernel, &configuration);
+        let groups = (self.q_len as u64)
+            .div_ceil(block_q)
+            .saturating_mul(self.heads as u64)
+            .saturating_mul(self.batch as u64);
+        let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
+        let (workspace_bytes, gathered) = self.gathered_tables();
+        let mut plan = Plan {
+            grid: fold(groups, capabilities, "attention")?,
+            groups: groups as u32,
+            flops: self.pairs().saturating_mul(2 * channels),
+            workspace_bytes,
+            reason: format!("{reason}; {block_q} queries a workgroup"),
+            kernel,
+            configuration,
+        };
+        if gathered > 0 {
+            plan.reason.push_str(&format!(
+                "; {gathered} small operands are copied into one buffer of {workspace_bytes} bytes, unless they lie in one"
+            ));
+        }
+        log::debug!("{self:?} -> {plan}");
+        Ok(plan)
+    }
+
+    /// The plan of the weights' kernel.
+    pub(super) fn plan_weights(&self, capabilities: &Capabilities) -> Result<Plan> {
+        self.check()?;
+        let (kernel, _) = choose_kernel(Operation::Weights, capabilities, Some(Form::Tiled))?;
+        let rules = self.rule_fragments();
+        let configuration = Configuration {
+            consts: vec![("KV_TYPE", self.kv_type.float_number().unwrap_or(0))],
+            rules,
+        };
+        capabilities.can_bind(kernel, &configuration)?;
+        let rows = (self.q_len as u64)
+            .saturating_mul(self.heads as u64)
+            .saturating_mul(self.batch as u64);
+        let (workspace_bytes, _) = self.gathered_tables();
+        Ok(Plan {
+            grid: fold(
+                if self.kv_len == 0 { 0 } else { rows },
+                capabilities,
+                "attention weights",
+            )?,
+            groups: rows as u32,
+            flops: self.pairs().saturating_mul(2 * self.head_dim as u64),
+            workspace_bytes,
+            reason: "a row a workgroup".into(),
+            kernel,
+            configuration,
+        })
+    }
+
+    /// Bytes into which small operands are gathered, and how many of them: none where there is one at most.
+    pub(super) fn gathered_tables(&self) -> (u64, usize) {
+        match rules::table_words(self) {
+            (words, count) if count > 1 => (words.saturating_mul(4), count),
+            _ => (0, 0),
+        }
+    }
+
+    /// The rule fragments that this problem needs: those of one of the sets that are compiled anyway, and for a
+    /// rule of the caller's own exactly what is used.
+    fn rule_fragments(&self) -> Vec<Fragment> {
+        let scores = self.rules.changes_scores();
+        let mask = self.rules.mask || scores && self.rules.rule.is_none();
+        let mut fragments = vec![
+            if mask { &MASK } else { &ATTEND_ALL }.clone(),
+            if scores { &SCORE_RULES } else { &PLAIN_SCORES }.clone(),
+        ];
+        match &self.rules.rule {
+            None => fragments.push(NO_RULE.clone()),
+            Some(rule) => {
+                fragments.push(rule.fragment().clone());
+                if rule.reads_data() {
+                    fragments.push(RULE_DATA.clone());
+                }
+            }
+        }
+        fragments
+    }
+
+    /// The configurations of a kernel that can compute this, from the smallest block of queries to the largest;
+    /// empty where it has none for these sizes or types.
+    fn configurations(&self, kernel: &Kernel) -> Vec<Configuration> {
+        let all = (kernel.configurations)();
+        let number = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        let (head_dim, value_dim) = (number(self.head_dim), number(self.value_dim));
+        // The smallest compiled size that holds what the kernel holds of it.
+        let sizes = |name: &str| {
+            let mut sizes: Vec<u32> = all.iter().map(|c| c.get(name)).collect();
+            sizes.sort_unstable();
+            sizes
+        };
+        let (name, size) = match kernel.form {
+            Form::Tiled => ("VALUE_DIM", value_dim),
+            Form::Lanes => ("HEAD_DIM", head_dim.max(value_dim)),
+        };
+        let Some(size) = compiled(&sizes(name), size) else {
+            return Vec::new();
+        };
+        let q_type = self.q_type.float_number();
+        let kv_type = self.kv_type.float_number();
+        // Configurations come in every set of rules: any one of them stands for the rules of this problem.
+        let first_rules = all.first().map(|c| c.rules.clone());
+        all.into_iter()
+            .filter(|c| {
+                c.get(name) == size
+                    && Some(c.get("KV_TYPE")) == kv_type
+                    && (kernel.form == Form::Tiled || Some(c.get("Q_TYPE")) == q_type)
+                    && Some(&c.rules) == first_rules.as_ref()
+            })
+            .map(|c| Configuration {
+                rules: self.rule_fragments(),
+                ..c
+            })
+            .collect()
+    }
+
+    /// Why a kernel has no configuration for this problem.
+    fn refusal(&self, kernel: &Kernel) -> Error {
+        let name = match kernel.form {
+            Form::Tiled => "VALUE_DIM",
+            Form::Lanes => "HEAD_DIM",
+        };
+        let sizes = (kernel.configurations)();
+        let largest = sizes.iter().map(|c| c.get(name)).max().unwrap_or(0);
+        let (what, needed) = match kernel.form {
+            Form::Lanes if self.head_dim >= self.value_dim => ("head_dim", self.head_dim),
+            _ => ("value_dim", self.value_dim),
+        };
+        if needed as u64 > u64::from(largest) {
+            return Error::LimitExceeded {
+                what: what.into(),
+                limit: format!("the largest head of {}", kernel.name),
+                needed: needed as u64,
+                available: u64::from(largest),
+                unit: "channels",
+            };
+        }
+        Error::Unsupported {
+            what: format!("q in {} beside k and v in {}", self.q_type, self.kv_type),
+            reason: format!("{} is not compiled for it; the tiled form is", kernel.name),
+        }
+    }
+}
+
+/// Queries that one workgroup computes.
+pub(super) fn queries_per_group(kernel: &Kernel, configuration: &Configuration) -> u64 {
+    let lanes = match kernel.form {
+        Form::Tiled => 8,
+        Form::Lanes => configuration.get("LANES"),
+    };
+    u64::from(lanes * configuration.get("ROWS")).max(1)
+}
