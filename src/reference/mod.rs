@@ -6,6 +6,7 @@
 //! - [`linear`]: `y = x · Wᵀ + b`.
 //! - [`attention`], [`attention_without_weights`], [`attention_row`]: the attention core, all of it or
 //!   one query row at a time (a large problem can be checked on sampled rows).
+//! - [`merge`]: attention over all keys from attention over parts of them.
 //! - [`layer`], [`layer_without_weights`]: the three projections, attention and the output projection.
 //! - [`widen`]: `f32` values as the `f64` that they exactly are.
 //!
@@ -14,6 +15,7 @@
 mod attention;
 mod layer;
 mod linear;
+mod merge;
 
 pub use attention::{
     Alignment, AttentionInputs, AttentionOutputs, AttentionRow, attention, attention_row,
@@ -21,6 +23,7 @@ pub use attention::{
 };
 pub use layer::{LayerInputs, LayerOutputs, layer, layer_without_weights};
 pub use linear::linear;
+pub use merge::{MergeInputs, Partial, merge};
 
 use crate::error::{Error, Result};
 
