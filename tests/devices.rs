@@ -74,10 +74,13 @@ impl Small {
             d_in: D_IN,
             d_out: D_OUT,
             heads: config.heads,
-            causal: true,
             x: &widen(&x),
             qkv_weight: &widen(&qkv),
             output_weight: Some(&widen(&output)),
+            rules: reference::Rules {
+                causal: true,
+                ..Default::default()
+            },
             ..Default::default()
         });
         Small {

@@ -91,14 +91,21 @@ impl Setup {
             d_in: self.config.d_in,
             d_out: self.config.d_out,
             heads: self.config.heads,
-            causal: self.config.causal,
-            scale: self.config.scale.map(f64::from),
             x: &widen(&self.x),
             qkv_weight: &widen(&self.qkv),
             qkv_bias: qkv_bias.as_deref(),
             output_weight: output.as_deref(),
             output_bias: output.as_ref().and(output_bias.as_deref()),
-            key_mask: self.key_mask.as_deref(),
+            rules: reference::Rules {
+                causal: self.config.causal,
+                scale: self.config.scale.map(f64::from),
+                mask: self.key_mask.as_deref().map(|values| reference::Broadcast {
+                    values,
+                    shape: [self.batch, 1, 1, self.tokens],
+                }),
+                ..Default::default()
+            },
+            ..Default::default()
         });
         outputs.unwrap().y
     }
@@ -926,7 +933,10 @@ fn check_sampled_rows(setup: &Setup, y: &[f32]) {
         q: &q,
         k: &k,
         v: &v,
-        causal: setup.config.causal.then_some(reference::Alignment::TopLeft),
+        rules: reference::Rules {
+            causal: setup.config.causal,
+            ..Default::default()
+        },
         ..Default::default()
     };
     let head_dim = d_out / heads;

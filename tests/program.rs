@@ -222,12 +222,15 @@ impl Files {
             d_in: D_IN,
             d_out: D_OUT,
             heads: 3,
-            causal: true,
             x: &widen(&x),
             qkv_weight: &qkv,
             qkv_bias: Some(&qkv_bias),
             output_weight: Some(&output),
             output_bias: Some(&output_bias),
+            rules: reference::Rules {
+                causal: true,
+                ..Default::default()
+            },
             ..Default::default()
         });
         (files, result.unwrap().y)

@@ -446,14 +446,20 @@ fn by_reference(case: &LayerCase) -> Result<Computed> {
             d_in: form.d_in,
             d_out: form.d_out,
             heads: case.heads,
-            causal: case.causal,
-            scale: None,
             x: &x,
             qkv_weight: qkv.as_deref().unwrap_or_default(),
             qkv_bias: qkv_bias.as_deref(),
             output_weight: output.as_deref(),
             output_bias: output_bias.as_deref(),
-            key_mask: case.key_mask.as_deref(),
+            rules: reference::Rules {
+                causal: case.causal,
+                mask: case.key_mask.as_deref().map(|values| reference::Broadcast {
+                    values,
+                    shape: [case.batch, 1, 1, case.tokens],
+                }),
+                ..Default::default()
+            },
+            ..Default::default()
         })?;
         outputs.push((*name, result.y, vec![case.batch, case.tokens, form.d_out]));
         if *name == "Y" {

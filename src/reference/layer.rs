@@ -1,14 +1,15 @@
 //! The whole layer: query, key and value projections, attention, output projection.
 
 use super::{
-    Alignment, AttentionInputs, attention, attention_without_weights, check_length, linear,
+    AttentionInputs, Axis, Rules, attention, attention_without_weights, check_length, count, linear,
 };
 use crate::error::{Error, Result};
 
-/// What a self-attention layer is computed from. Axes: batch B, tokens T, features d_in and d_out, heads H;
-/// the head dimension D is `d_out / H`.
+/// What an attention layer is computed from. Axes: batch B, tokens T, tokens of the source Ts, features d_in,
+/// d_source and d_out, heads H, heads of keys and values Hkv, head dimension D, value dimension Dv.
 ///
-/// End a literal with `..Default::default()`, which is no bias, no mask and no output projection.
+/// End a literal with `..Default::default()`: self-attention with as many heads of keys and values as of
+/// queries, D = Dv = d_out / H, no bias, no output projection and the default [`Rules`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LayerInputs<'a> {
     /// B.
@@ -17,27 +18,40 @@ pub struct LayerInputs<'a> {
     pub tokens: usize,
     /// Features of each token that comes in.
     pub d_in: usize,
-    /// Features of each token that goes out: a multiple of `heads`, at least 1.
+    /// Features of each token that goes out, at least 1: `H * Dv` without an output projection.
     pub d_out: usize,
     /// H, at least 1.
     pub heads: usize,
-    /// Whether token i sees tokens `0..=i` only.
-    pub causal: bool,
-    /// What `q·k` is multiplied with: `1/sqrt(D)` where `None`.
-    pub scale: Option<f64>,
+    /// Hkv, H where `None`. H must be a multiple of it.
+    pub kv_heads: Option<usize>,
+    /// D, at least 1; `d_out / H` where `None`, and then d_out must be a multiple of H.
+    pub head_dim: Option<usize>,
+    /// Dv, at least 1; D where `None`.
+    pub value_dim: Option<usize>,
     /// Tokens, `(B, T, d_in)`.
     pub x: &'a [f64],
-    /// Query, key and value projections, `(3 * d_out, d_in)`: the rows of q, then k, then v; head h owns
-    /// rows `h*D..(h+1)*D` of each block.
+    /// What keys and values are made of, `(B, Ts, d_source)` (cross-attention); x where `None`.
+    pub source: Option<&'a [f64]>,
+    /// What values are made of, `(B, Ts, d_source)`; as the keys where `None`.
+    pub value_source: Option<&'a [f64]>,
+    /// Ts, T where `None`. Other than T it needs a `source`.
+    pub source_tokens: Option<usize>,
+    /// d_source, d_in where `None`. Other than d_in it needs a `source` and a `kv_weight`.
+    pub d_source: Option<usize>,
+    /// Query, key and value projections, `(H * D + Hkv * D + Hkv * Dv, d_in)`: the rows of q, then k, then v;
+    /// head h owns rows `h*D..(h+1)*D` of its block (`h*Dv..(h+1)*Dv` for v). With a `kv_weight` those of q
+    /// alone, `(H * D, d_in)`.
     pub qkv_weight: &'a [f64],
-    /// `(3 * d_out)`, in the order of `qkv_weight`.
+    /// Key and value projections of their own, `(Hkv * D + Hkv * Dv, d_source)`.
+    pub kv_weight: Option<&'a [f64]>,
+    /// `(H * D + Hkv * D + Hkv * Dv)`: q, k, v, with a `kv_weight` or without.
     pub qkv_bias: Option<&'a [f64]>,
-    /// Output projection, `(d_out, d_out)`; without it the context is the result.
+    /// Output projection, `(d_out, H * Dv)`; without it the context is the result.
     pub output_weight: Option<&'a [f64]>,
     /// `(d_out)`; needs an `output_weight`.
     pub output_bias: Option<&'a [f64]>,
-    /// Which tokens may be seen as keys, `(B, T)`, true = may attend.
-    pub key_mask: Option<&'a [bool]>,
+    /// What happens to the scores, and which pairs are hidden; Tq is T, Tk is Ts.
+    pub rules: Rules<'a>,
 }
 
 /// What [`layer`] gives.
@@ -45,36 +59,37 @@ pub struct LayerInputs<'a> {
 pub struct LayerOutputs {
     /// `(B, T, d_out)`.
     pub y: Vec<f64>,
-    /// What attention gave, heads side by side, `(B, T, d_out)`.
+    /// What attention gave, heads side by side, `(B, T, H * Dv)`.
     pub context: Vec<f64>,
-    /// Log-sum-exp of each row's scores, `(B, H, T)`.
+    /// Log-sum-exp of each row's scores and its sink, `(B, H, T)`.
     pub lse: Vec<f64>,
-    /// The probabilities, `(B, H, T, T)`; empty from [`layer_without_weights`].
+    /// The probabilities, `(B, H, T, Ts)`; empty from [`layer_without_weights`].
     pub weights: Vec<f64>,
 }
 
-/// `y = attention(x·Wqᵀ + bq, x·Wkᵀ + bk, x·Wvᵀ + bv) · Woᵀ + bo`, each head on its own D features.
+/// `y = attention(x·Wqᵀ + bq, s·Wkᵀ + bk, s·Wvᵀ + bv) · Woᵀ + bo`, where the source s is x unless one is given.
 ///
-/// Shapes stand at [`LayerInputs`] and [`LayerOutputs`], the rules of masks at
-/// [`attention`](super::attention). A token that sees no key has context 0, so its y is the output bias.
+/// Shapes stand at [`LayerInputs`] and [`LayerOutputs`], the rules of scores and hidden pairs at [`Rules`]
+/// and [`attention`](super::attention). A token that sees no key has context 0, so its y is the output bias.
 ///
 /// # Errors
 ///
 /// [`Error::Shape`] where a length is not what the shapes call for or a result cannot be allocated;
-/// [`Error::Parameter`] where `heads` or `d_out` is 0, `d_out` is no multiple of `heads`, `scale` is NaN or
-/// infinite, or an output bias comes without an output weight.
+/// [`Error::Parameter`] where `heads` or `d_out` is 0, `d_out` is not what `heads` and the dimensions make of
+/// it, an output bias comes without an output weight or another source's shape without a `source` and
+/// `kv_weight`, and where [`attention`](super::attention) gives one.
 ///
 /// ```
-/// use wgpu_attention::reference::{LayerInputs, layer};
+/// use wgpu_attention::reference::{LayerInputs, Rules, layer};
 ///
 /// // q = k = 0, so each token sees itself and those before it alike; v = x; the output is doubled.
 /// let outputs = layer(&LayerInputs {
 ///     batch: 1, tokens: 3, d_in: 1, d_out: 1, heads: 1,
-///     causal: true,
 ///     x: &[1.0, 3.0, 8.0],
 ///     qkv_weight: &[0.0, 0.0, 1.0],
 ///     output_weight: Some(&[2.0]),
 ///     output_bias: Some(&[0.5]),
+///     rules: Rules { causal: true, ..Default::default() },
 ///     ..Default::default()
 /// })?;
 /// let rounded: Vec<f64> = outputs.context.iter().map(|c| (c * 1e9).round() / 1e9).collect();
@@ -86,7 +101,7 @@ pub fn layer(inputs: &LayerInputs) -> Result<LayerOutputs> {
     run(inputs, true)
 }
 
-/// [`layer`] in memory that grows with T, not T²: `weights` is left empty.
+/// [`layer`] in memory that grows with T + Ts, not their product: `weights` is left empty.
 ///
 /// # Errors
 ///
@@ -96,7 +111,7 @@ pub fn layer_without_weights(inputs: &LayerInputs) -> Result<LayerOutputs> {
 }
 
 fn run(inputs: &LayerInputs, keep_weights: bool) -> Result<LayerOutputs> {
-    check(inputs)?;
+    let sizes = check(inputs)?;
     let LayerInputs {
         batch,
         tokens,
@@ -104,42 +119,57 @@ fn run(inputs: &LayerInputs, keep_weights: bool) -> Result<LayerOutputs> {
         d_out,
         heads,
         x,
+        qkv_weight,
         ..
     } = *inputs;
+    let Sizes {
+        source_tokens,
+        d_source,
+        ends: [q_end, k_end, v_end],
+        ..
+    } = sizes;
 
-    // Of no tokens there is nothing to compute, however large the other axes are.
-    let rows = if batch == 0 || tokens == 0 {
-        0
-    } else {
-        batch.checked_mul(tokens).ok_or_else(|| {
-            Error::shape(
-                "x",
-                "batch * tokens that fits in this machine's memory",
-                format_args!("batch {batch} and tokens {tokens}"),
-            )
-        })?
+    let rows = product("x", &[("batch", batch), ("tokens", tokens)])?;
+    let source_axes = [("batch", batch), ("source_tokens", source_tokens)];
+    let source_rows = product("source", &source_axes)?;
+    let key_source = inputs.source.unwrap_or(x);
+    let value_source = inputs.value_source.unwrap_or(key_source);
+    // Which rows of the bias, and where the first of them lies in the weight.
+    let (kv_weight, kv_start) = match inputs.kv_weight {
+        Some(weight) => (weight, q_end),
+        None => (qkv_weight, 0),
     };
-    // Head h of a token starts at h*D of its d_out features, so (rows, d_out) is (B, T, H, D) as it lies.
-    let project = |block: usize| {
-        let features = block * d_out..(block + 1) * d_out;
-        let weight = &inputs.qkv_weight[features.start * d_in..features.end * d_in];
-        let bias = inputs.qkv_bias.map(|bias| &bias[features]);
-        linear(x, rows, d_in, weight, bias, d_out)
+
+    // Head h of a token starts at h*D of its features, so (rows, H*D) is (B, T, H, D) as it lies.
+    let bias = |start: usize, end: usize| inputs.qkv_bias.map(|bias| &bias[start..end]);
+    let q_weight = &qkv_weight[..q_end * d_in];
+    let q = linear(x, rows, d_in, q_weight, bias(0, q_end), q_end)?;
+    let project = |source, start: usize, end: usize| {
+        let weight = &kv_weight[(start - kv_start) * d_source..(end - kv_start) * d_source];
+        linear(
+            source,
+            source_rows,
+            d_source,
+            weight,
+            bias(start, end),
+            end - start,
+        )
     };
-    let (q, k, v) = (project(0)?, project(1)?, project(2)?);
+    let k = project(key_source, q_end, k_end)?;
+    let v = project(value_source, k_end, v_end)?;
 
     let core = AttentionInputs {
         batch,
         heads,
+        kv_heads: inputs.kv_heads,
         q_len: tokens,
-        kv_len: tokens,
-        head_dim: d_out / heads,
+        kv_len: source_tokens,
+        head_dim: sizes.head_dim,
+        value_dim: inputs.value_dim,
         q: &q,
         k: &k,
         v: &v,
-        scale: inputs.scale,
-        causal: inputs.causal.then_some(Alignment::TopLeft),
-        key_mask: inputs.key_mask,
+        rules: inputs.rules,
     };
     let attended = if keep_weights {
         attention(&core)?
@@ -150,7 +180,10 @@ fn run(inputs: &LayerInputs, keep_weights: bool) -> Result<LayerOutputs> {
     let context = attended.out;
     let y = match inputs.output_weight {
         None => context.clone(),
-        Some(weight) => linear(&context, rows, d_out, weight, inputs.output_bias, d_out)?,
+        Some(weight) => {
+            let features = sizes.context;
+            linear(&context, rows, features, weight, inputs.output_bias, d_out)?
+        }
     };
     Ok(LayerOutputs {
         y,
@@ -160,8 +193,19 @@ fn run(inputs: &LayerInputs, keep_weights: bool) -> Result<LayerOutputs> {
     })
 }
 
-/// Checks, under the names of [`LayerInputs`], all that the steps would refuse under their own names.
-fn check(inputs: &LayerInputs) -> Result<()> {
+/// What [`LayerInputs`] leave unsaid.
+struct Sizes {
+    source_tokens: usize,
+    d_source: usize,
+    head_dim: usize,
+    /// `H * Dv`.
+    context: usize,
+    /// Where the rows of q, k and v end in the weight of all three.
+    ends: [usize; 3],
+}
+
+/// Checks, under the names of [`LayerInputs`], all that the projections would refuse under their own names.
+fn check(inputs: &LayerInputs) -> Result<Sizes> {
     let LayerInputs {
         batch,
         tokens,
@@ -173,18 +217,11 @@ fn check(inputs: &LayerInputs) -> Result<()> {
     if heads == 0 {
         return Err(Error::parameter("heads", 0, "must be at least 1"));
     }
-    if d_out == 0 || d_out % heads != 0 {
+    if d_out == 0 || (inputs.head_dim.is_none() && d_out % heads != 0) {
         return Err(Error::parameter(
             "d_out",
             d_out,
             format!("must be a multiple of heads = {heads}, and at least 1"),
-        ));
-    }
-    if d_out.checked_mul(3).is_none() {
-        return Err(Error::parameter(
-            "d_out",
-            d_out,
-            "3 * d_out must fit in this machine's memory",
         ));
     }
     if inputs.output_bias.is_some() && inputs.output_weight.is_none() {
@@ -194,29 +231,96 @@ fn check(inputs: &LayerInputs) -> Result<()> {
             "needs an output_weight; give one or leave the bias out",
         ));
     }
+    let source_tokens = inputs.source_tokens.unwrap_or(tokens);
+    let d_source = inputs.d_source.unwrap_or(d_in);
+    if inputs.source.is_none() && (source_tokens != tokens || d_source != d_in) {
+        return Err(Error::parameter(
+            "source",
+            "none",
+            "must be given where source_tokens is not tokens or d_source not d_in",
+        ));
+    }
+    if inputs.kv_weight.is_none() && d_source != d_in {
+        return Err(Error::parameter(
+            "kv_weight",
+            "none",
+            "must be given where d_source is not d_in",
+        ));
+    }
 
-    let (b, t) = (("batch", batch), ("tokens", tokens));
-    let (input, output) = (("d_in", d_in), ("d_out", d_out));
-    let blocks = ("q|k|v", 3);
-    check_length("x", &[b, t, input], inputs.x.len())?;
-    check_length(
-        "qkv_weight",
-        &[blocks, output, input],
-        inputs.qkv_weight.len(),
-    )?;
+    let h = ("heads", heads);
+    let g = ("kv_heads", inputs.kv_heads.unwrap_or(heads));
+    let head_dim = inputs.head_dim.unwrap_or(d_out / heads);
+    let value_dim = ("value_dim", inputs.value_dim.unwrap_or(head_dim));
+    let dim = ("head_dim", head_dim);
+    let context = product("output_weight", &[h, value_dim])?;
+    if inputs.output_weight.is_none() && d_out != context {
+        return Err(Error::parameter(
+            "d_out",
+            d_out,
+            format!("must be heads * value_dim = {context} without an output_weight"),
+        ));
+    }
+    let mut ends = [0; 3];
+    let mut end = 0_usize;
+    for (block, axes) in [[h, dim], [g, dim], [g, value_dim]].iter().enumerate() {
+        let more = end.checked_add(product("qkv_weight", axes)?);
+        end = more.ok_or_else(|| too_many("qkv_weight"))?;
+        ends[block] = end;
+    }
+
+    let (b, input, output) = (("batch", batch), ("d_in", d_in), ("d_out", d_out));
+    let source = [b, ("source_tokens", source_tokens), ("d_source", d_source)];
+    check_length("x", &[b, ("tokens", tokens), input], inputs.x.len())?;
+    for (name, tensor) in [
+        ("source", inputs.source),
+        ("value_source", inputs.value_source),
+    ] {
+        if let Some(tensor) = tensor {
+            check_length(name, &source, tensor.len())?;
+        }
+    }
+    let qkv = ("q|k|v", end);
+    match inputs.kv_weight {
+        None => check_length("qkv_weight", &[qkv, input], inputs.qkv_weight.len())?,
+        Some(weight) => {
+            let (q, kv) = (("q", ends[0]), ("k|v", end - ends[0]));
+            check_length("qkv_weight", &[q, input], inputs.qkv_weight.len())?;
+            check_length("kv_weight", &[kv, ("d_source", d_source)], weight.len())?;
+        }
+    }
     if let Some(bias) = inputs.qkv_bias {
-        check_length("qkv_bias", &[blocks, output], bias.len())?;
+        check_length("qkv_bias", &[qkv], bias.len())?;
     }
     if let Some(weight) = inputs.output_weight {
-        check_length("output_weight", &[output, output], weight.len())?;
+        let axes = [output, ("heads * value_dim", context)];
+        check_length("output_weight", &axes, weight.len())?;
     }
     if let Some(bias) = inputs.output_bias {
         check_length("output_bias", &[output], bias.len())?;
     }
-    if let Some(mask) = inputs.key_mask {
-        check_length("key_mask", &[b, t], mask.len())?;
-    }
-    Ok(())
+    Ok(Sizes {
+        source_tokens,
+        d_source,
+        head_dim,
+        context,
+        ends,
+    })
+}
+
+/// The product of the axes; an error where this machine cannot count that far.
+fn product(argument: &str, axes: &[Axis]) -> Result<usize> {
+    count(axes)
+        .and_then(|n| usize::try_from(n).ok())
+        .ok_or_else(|| too_many(argument))
+}
+
+fn too_many(argument: &str) -> Error {
+    Error::shape(
+        argument,
+        "axes that fit in this machine's memory",
+        "a product beyond what it can count",
+    )
 }
 
 #[cfg(test)]
@@ -224,6 +328,14 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::reference::Broadcast;
+
+    fn causal<'a>() -> Rules<'a> {
+        Rules {
+            causal: true,
+            ..Default::default()
+        }
+    }
 
     /// Two tokens, two heads of one feature. Head 0 has q = 0 and reads x0; head 1 has k = x1, v = x0 + x1.
     const QKV: [f64; 12] = [
@@ -286,7 +398,7 @@ mod tests {
     #[test]
     fn without_an_output_projection_the_context_is_the_result() {
         let outputs = layer(&LayerInputs {
-            causal: true,
+            rules: causal(),
             qkv_bias: Some(&[0.0, 0.0, 0.0, 0.0, 100.0, 0.0]),
             ..two_heads()
         })
@@ -299,8 +411,13 @@ mod tests {
     #[test]
     fn a_token_that_sees_no_key_gives_the_output_bias() {
         let outputs = layer(&LayerInputs {
-            causal: true,
-            key_mask: Some(&[false, true]),
+            rules: Rules {
+                mask: Some(Broadcast {
+                    values: &[false, true],
+                    shape: [1, 1, 1, 2],
+                }),
+                ..causal()
+            },
             output_weight: Some(&[1.0, 0.0, 0.0, 1.0]),
             output_bias: Some(&[-1.0, -2.0]),
             ..two_heads()
@@ -308,6 +425,72 @@ mod tests {
         .unwrap();
         assert_eq!(outputs.y, [-1.0, -2.0, 1.0, 3.0]);
         assert_eq!(outputs.lse[0], f64::NEG_INFINITY);
+    }
+
+    #[test]
+    fn keys_and_values_from_other_tokens() {
+        // q = k = 0: the mean of the values, v = [2 s, 3 s] of one head that two heads of queries share.
+        let weight = [0.0, 2.0, 3.0];
+        let inputs = LayerInputs {
+            batch: 1,
+            tokens: 1,
+            d_in: 2,
+            d_out: 4,
+            heads: 2,
+            kv_heads: Some(1),
+            head_dim: Some(1),
+            value_dim: Some(2),
+            x: &[5.0, 7.0],
+            source: Some(&[1.0, 2.0, 6.0]),
+            source_tokens: Some(3),
+            d_source: Some(1),
+            qkv_weight: &[0.0; 4],
+            kv_weight: Some(&weight),
+            qkv_bias: Some(&[0.0, 0.0, 0.0, 0.5, 0.0]),
+            ..Default::default()
+        };
+        let round = |values: &[f64]| -> Vec<f64> {
+            values.iter().map(|v| (v * 1e9).round() / 1e9).collect()
+        };
+        let outputs = layer(&inputs).unwrap();
+        assert_eq!(round(&outputs.y), [6.5, 9.0, 6.5, 9.0]);
+        assert_eq!(outputs.y, outputs.context);
+        assert_eq!(outputs.weights.len(), 2 * 3);
+        assert_eq!(outputs.lse, [outputs.lse[0]; 2]);
+
+        // Values of their own source; an output projection from 4 features to 1.
+        let outputs = layer(&LayerInputs {
+            value_source: Some(&[0.0, 0.0, 3.0]),
+            d_out: 1,
+            output_weight: Some(&[1.0, 0.0, 0.0, 10.0]),
+            output_bias: Some(&[0.25]),
+            ..inputs
+        })
+        .unwrap();
+        assert_eq!(round(&outputs.context), [2.5, 3.0, 2.5, 3.0]);
+        assert_eq!(round(&outputs.y), [32.75]);
+
+        // One token of a source that is not there, and a source like x with one weight for all.
+        let rules = Rules {
+            kv_lens: Some(&[0]),
+            ..Default::default()
+        };
+        let outputs = layer(&LayerInputs { rules, ..inputs }).unwrap();
+        assert_eq!(outputs.y, [0.0; 4]);
+        let good = two_heads();
+        let expected = layer(&good).unwrap();
+        let same = LayerInputs {
+            source: Some(good.x),
+            value_source: Some(good.x),
+            ..good
+        };
+        assert_eq!(layer(&same).unwrap(), expected);
+        let split = LayerInputs {
+            qkv_weight: &QKV[..4],
+            kv_weight: Some(&QKV[4..]),
+            ..good
+        };
+        assert_eq!(layer(&split).unwrap(), expected);
     }
 
     #[test]
@@ -378,20 +561,20 @@ mod tests {
             }),
             "output_bias"
         );
-        assert_eq!(
-            named(LayerInputs {
-                key_mask: Some(&[true]),
-                ..good
-            }),
-            "key_mask"
-        );
-        assert_eq!(
-            named(LayerInputs {
-                scale: Some(f64::NAN),
-                ..good
-            }),
-            "scale"
-        );
+        let rules = Rules {
+            scale: Some(f64::NAN),
+            ..Default::default()
+        };
+        assert_eq!(named(LayerInputs { rules, ..good }), "scale");
+        let mask = Some(Broadcast {
+            values: &[true],
+            shape: [1, 1, 1, 3],
+        });
+        let rules = Rules {
+            mask,
+            ..Default::default()
+        };
+        assert_eq!(named(LayerInputs { rules, ..good }), "mask");
         assert_eq!(named(LayerInputs { heads: 0, ..good }), "heads");
         assert_eq!(named(LayerInputs { d_out: 0, ..good }), "d_out");
         assert_eq!(
@@ -400,8 +583,109 @@ mod tests {
                 heads: 1,
                 ..good
             }),
-            "d_out"
+            "qkv_weight"
         );
+        for (inputs, name) in [
+            (
+                LayerInputs {
+                    source: some,
+                    ..good
+                },
+                "source",
+            ),
+            (
+                LayerInputs {
+                    value_source: some,
+                    ..good
+                },
+                "value_source",
+            ),
+            (
+                LayerInputs {
+                    source_tokens: Some(3),
+                    ..good
+                },
+                "source",
+            ),
+            (
+                LayerInputs {
+                    d_source: Some(1),
+                    ..good
+                },
+                "source",
+            ),
+            (
+                LayerInputs {
+                    d_source: Some(1),
+                    source: Some(&[0.0; 2]),
+                    ..good
+                },
+                "kv_weight",
+            ),
+            (
+                LayerInputs {
+                    kv_weight: some,
+                    ..good
+                },
+                "qkv_weight",
+            ),
+            (
+                LayerInputs {
+                    kv_weight: some,
+                    qkv_weight: &[0.0; 4],
+                    ..good
+                },
+                "kv_weight",
+            ),
+            (
+                LayerInputs {
+                    kv_heads: Some(0),
+                    qkv_weight: &[0.0; 4],
+                    ..good
+                },
+                "kv_heads",
+            ),
+            (
+                LayerInputs {
+                    kv_heads: Some(3),
+                    qkv_weight: &[0.0; 16],
+                    ..good
+                },
+                "kv_heads",
+            ),
+            (
+                LayerInputs {
+                    head_dim: Some(3),
+                    ..good
+                },
+                "d_out",
+            ),
+            (
+                LayerInputs {
+                    value_dim: Some(3),
+                    ..good
+                },
+                "d_out",
+            ),
+            (
+                LayerInputs {
+                    head_dim: Some(0),
+                    value_dim: Some(1),
+                    qkv_weight: &[0.0; 4],
+                    ..good
+                },
+                "head_dim",
+            ),
+            (
+                LayerInputs {
+                    value_dim: Some(usize::MAX),
+                    ..good
+                },
+                "output_weight",
+            ),
+        ] {
+            assert_eq!(named(inputs), name);
+        }
         let error = layer(&LayerInputs { heads: 3, ..good }).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -5,7 +5,10 @@
 //!
 //! - [`linear`]: `y = x · Wᵀ + b`.
 //! - [`attention`], [`attention_without_weights`], [`attention_row`]: the attention core, all of it or
-//!   one query row at a time (a large problem can be checked on sampled rows).
+//!   one query row at a time (a large problem can be checked on sampled rows); [`attention_packed`]: sequences
+//!   of their own lengths, one after the other. [`Rules`] say which pairs attend and what they score.
+//! - [`scores`]: what goes into the softmax, and the steps before.
+//! - [`merge`]: attention over all keys from attention over parts of them.
 //! - [`layer`], [`layer_without_weights`]: the three projections, attention and the output projection.
 //! - [`widen`]: `f32` values as the `f64` that they exactly are.
 //!
@@ -14,13 +17,19 @@
 mod attention;
 mod layer;
 mod linear;
+mod merge;
+mod rules;
+#[cfg(test)]
+mod testing;
 
 pub use attention::{
-    Alignment, AttentionInputs, AttentionOutputs, AttentionRow, attention, attention_row,
-    attention_without_weights,
+    AttentionInputs, AttentionOutputs, AttentionRow, Stage, attention, attention_packed,
+    attention_row, attention_without_weights, scores,
 };
 pub use layer::{LayerInputs, LayerOutputs, layer, layer_without_weights};
 pub use linear::linear;
+pub use merge::{MergeInputs, Partial, merge};
+pub use rules::{Alignment, Broadcast, Rules};
 
 use crate::error::{Error, Result};
 

@@ -5,7 +5,7 @@ use super::{Guarded, Random, SENTINEL, leave_dirt, run};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wgpu_attention::compare::{Tolerance, compare};
 use wgpu_attention::kernels::{Configuration, Form, Fragment, KERNELS, Kernel, Operation};
-use wgpu_attention::reference::{self, Alignment, AttentionInputs, widen};
+use wgpu_attention::reference::{self, Alignment, AttentionInputs, Broadcast, Rules, widen};
 use wgpu_attention::{
     Attention, AttentionArguments, AttentionProblem, CausalAlignment, Element, Gpu, Linear,
     LinearArguments, LinearProblem, Plan, Tensor, TensorView, wgpu,
@@ -403,12 +403,20 @@ impl AttentionData {
             q,
             k,
             v,
-            scale: p.scale.map(f64::from),
-            causal: p.causal.map(|alignment| match alignment {
-                CausalAlignment::TopLeft => Alignment::TopLeft,
-                CausalAlignment::BottomRight => Alignment::BottomRight,
-            }),
-            key_mask: self.mask.as_deref(),
+            rules: Rules {
+                scale: p.scale.map(f64::from),
+                causal: p.causal.is_some(),
+                alignment: p.causal.map(|alignment| match alignment {
+                    CausalAlignment::TopLeft => Alignment::TopLeft,
+                    CausalAlignment::BottomRight => Alignment::BottomRight,
+                }),
+                mask: self.mask.as_deref().map(|values| Broadcast {
+                    values,
+                    shape: [p.batch, 1, 1, p.kv_len],
+                }),
+                ..Default::default()
+            },
+            ..Default::default()
         }
     }
 

@@ -255,14 +255,20 @@ impl Job {
             d_in: self.layer.d_in,
             d_out: self.layer.d_out,
             heads: self.heads,
-            causal: self.causal,
-            scale: None,
             x: &reference::widen(&self.x),
             qkv_weight: &reference::widen(&self.layer.qkv),
             qkv_bias: qkv_bias.as_deref(),
             output_weight: output.as_deref(),
             output_bias: output_bias.as_deref(),
-            key_mask: self.key_mask.as_deref(),
+            rules: reference::Rules {
+                causal: self.causal,
+                mask: self.key_mask.as_deref().map(|values| reference::Broadcast {
+                    values,
+                    shape: [self.batch, 1, 1, self.tokens],
+                }),
+                ..Default::default()
+            },
+            ..Default::default()
         })?;
         Ok(result.y)
     }

@@ -3,38 +3,18 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::reference::testing::{assert_close, counting, single, wave};
+use crate::reference::{Alignment, Broadcast, MergeInputs, Partial, merge};
 
-/// One sequence, one head.
-fn single<'a>(
-    (q_len, kv_len, head_dim): (usize, usize, usize),
-    q: &'a [f64],
-    k: &'a [f64],
-    v: &'a [f64],
-) -> AttentionInputs<'a> {
-    AttentionInputs {
-        batch: 1,
-        heads: 1,
-        q_len,
-        kv_len,
-        head_dim,
-        q,
-        k,
-        v,
+const COUNTING: [f64; 4] = [0.0, 1.0, 2.0, 3.0];
+
+fn bottom_right<'a>() -> Rules<'a> {
+    Rules {
+        causal: true,
+        alignment: Some(Alignment::BottomRight),
         ..Default::default()
     }
 }
-
-fn assert_close(got: &[f64], expected: &[f64], allowed: f64) {
-    assert_eq!(got.len(), expected.len(), "{got:?} {expected:?}");
-    for (g, e) in got.iter().zip(expected) {
-        assert!(
-            g == e || (g - e).abs() <= allowed,
-            "{got:?} is not {expected:?}"
-        );
-    }
-}
-
-const COUNTING: [f64; 4] = [0.0, 1.0, 2.0, 3.0];
 
 #[test]
 fn equal_scores_give_means_of_what_is_seen() {
@@ -108,8 +88,15 @@ fn equal_scores_give_means_of_what_is_seen() {
     for case in cases {
         let (q_len, kv_len) = case.lengths;
         let inputs = AttentionInputs {
-            causal: case.causal,
-            key_mask: case.key_mask,
+            rules: Rules {
+                causal: case.causal.is_some(),
+                alignment: case.causal,
+                mask: case.key_mask.map(|values| Broadcast {
+                    values,
+                    shape: [1, 1, 1, kv_len],
+                }),
+                ..Default::default()
+            },
             ..single(
                 (q_len, kv_len, 1),
                 &[0.0; 4][..q_len],
@@ -145,6 +132,10 @@ fn the_maximum_is_subtracted_and_has_no_floor() {
 
 #[test]
 fn the_scale_is_used_as_given() {
+    let scaled = |scale| Rules {
+        scale,
+        ..Default::default()
+    };
     let mut k = [0.0; 32];
     k[..16].fill(1.0);
     let mut v = [0.0; 32];
@@ -156,7 +147,7 @@ fn the_scale_is_used_as_given() {
         (Some(-0.25), 0.017_986_209_962_091_56),
     ] {
         let inputs = AttentionInputs {
-            scale,
+            rules: scaled(scale),
             ..single((1, 2, 16), &[1.0; 16], &k, &v)
         };
         let outputs = attention(&inputs).unwrap();
@@ -165,7 +156,7 @@ fn the_scale_is_used_as_given() {
     }
     for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let inputs = AttentionInputs {
-            scale: Some(scale),
+            rules: scaled(Some(scale)),
             ..single((1, 2, 16), &[1.0; 16], &k, &v)
         };
         assert!(matches!(
@@ -182,7 +173,13 @@ fn the_scale_is_used_as_given() {
 fn a_hidden_key_adds_nothing_whatever_lies_there() {
     let mask = [true, true, false];
     let clean = AttentionInputs {
-        key_mask: Some(&mask),
+        rules: Rules {
+            mask: Some(Broadcast {
+                values: &mask,
+                shape: [1, 1, 1, 3],
+            }),
+            ..Default::default()
+        },
         ..single((1, 3, 1), &[1.0], &[1.0, 2.0, 0.0], &[3.0, 4.0, 0.0])
     };
     let expected = attention(&clean).unwrap();
@@ -196,7 +193,10 @@ fn a_hidden_key_adds_nothing_whatever_lies_there() {
         assert_eq!(attention(&masked).unwrap(), expected);
         // Hidden by the causal rule from rows 0 and 1, seen by row 2.
         let causal = AttentionInputs {
-            causal: Some(Alignment::TopLeft),
+            rules: Rules {
+                causal: true,
+                ..Default::default()
+            },
             ..single((3, 3, 1), &[1.0; 3], &k, &v)
         };
         let outputs = attention(&causal).unwrap();
@@ -241,7 +241,13 @@ fn every_batch_and_head_reads_its_own_tokens() {
         q: &[0.0; 12],
         k: &[1.0; 24],
         v: &v,
-        key_mask: Some(&mask),
+        rules: Rules {
+            mask: Some(Broadcast {
+                values: &mask,
+                shape: [batch, 1, 1, kv_len],
+            }),
+            ..Default::default()
+        },
         ..Default::default()
     };
     let outputs = attention(&inputs).unwrap();
@@ -255,7 +261,6 @@ fn every_batch_and_head_reads_its_own_tokens() {
 #[test]
 fn rows_and_the_lean_form_agree_with_the_whole() {
     let (batch, heads, q_len, kv_len, head_dim) = (2, 2, 3, 4, 2);
-    let wave = |n: usize, f: f64| (0..n).map(|i| (i as f64 * f).sin()).collect::<Vec<_>>();
     let (q, k, v) = (wave(24, 0.7), wave(32, 1.3), wave(32, 2.1));
     let inputs = AttentionInputs {
         batch,
@@ -266,7 +271,7 @@ fn rows_and_the_lean_form_agree_with_the_whole() {
         q: &q,
         k: &k,
         v: &v,
-        causal: Some(Alignment::BottomRight),
+        rules: bottom_right(),
         ..Default::default()
     };
     let whole = attention(&inputs).unwrap();
@@ -313,7 +318,7 @@ fn empty_axes_work() {
             q_len: usize::MAX,
             kv_len: usize::MAX,
             head_dim: 3,
-            causal: Some(Alignment::BottomRight),
+            rules: bottom_right(),
             ..Default::default()
         };
         assert!(attention(&inputs).unwrap().out.is_empty());
@@ -335,10 +340,269 @@ fn each_wrong_argument_is_named() {
     assert_eq!(named(AttentionInputs { q: &long, ..good }), "q");
     assert_eq!(named(AttentionInputs { k: &long, ..good }), "k");
     assert_eq!(named(AttentionInputs { v: &long, ..good }), "v");
-    let key_mask = Some(&[true; 2][..]);
-    assert_eq!(named(AttentionInputs { key_mask, ..good }), "key_mask");
+    let value_dim = Some(3);
+    assert_eq!(named(AttentionInputs { value_dim, ..good }), "v");
+    let value_dim = Some(0);
+    assert_eq!(named(AttentionInputs { value_dim, ..good }), "value_dim");
+    for kv_heads in [Some(0), Some(2), Some(usize::MAX)] {
+        assert_eq!(named(AttentionInputs { kv_heads, ..good }), "kv_heads");
+    }
     let head_dim = 0;
     assert_eq!(named(AttentionInputs { head_dim, ..good }), "head_dim");
     let heads = usize::MAX;
     assert_eq!(named(AttentionInputs { heads, ..good }), "q");
+}
+
+#[test]
+fn groups_of_heads_share_keys_and_values() {
+    // Values of two dimensions, queries and keys of one.
+    let outputs = attention(&AttentionInputs {
+        heads: 4,
+        kv_heads: Some(2),
+        value_dim: Some(2),
+        ..single((1, 1, 1), &[0.0; 4], &[1.0; 2], &[1.0, -1.0, 2.0, -2.0])
+    });
+    let expected = [1.0, -1.0, 1.0, -1.0, 2.0, -2.0, 2.0, -2.0];
+    assert_eq!(outputs.unwrap().out, expected);
+
+    // Keys too: as if each head had its own copy.
+    let (q, k, v) = (wave(24, 0.7), wave(16, 1.3), wave(16, 2.1));
+    let shared = AttentionInputs {
+        heads: 4,
+        kv_heads: Some(2),
+        ..single((3, 4, 2), &q, &k, &v)
+    };
+    let copied = |tensor: &[f64]| -> Vec<f64> {
+        let heads = tensor.chunks(2).flat_map(|head| [head, head]);
+        heads.flatten().copied().collect()
+    };
+    let (k, v) = (copied(&k), copied(&v));
+    let own = AttentionInputs {
+        kv_heads: None,
+        k: &k,
+        v: &v,
+        ..shared
+    };
+    assert_eq!(attention(&shared).unwrap(), attention(&own).unwrap());
+    assert_eq!(
+        scores(&shared, Stage::Products).unwrap(),
+        scores(&own, Stage::Products).unwrap()
+    );
+}
+
+#[test]
+fn scores_are_what_the_weights_are_made_of() {
+    let (q, k) = (wave(6, 0.7), wave(8, 1.3));
+    let inputs = AttentionInputs {
+        rules: Rules {
+            softcap: Some(0.5),
+            ..bottom_right()
+        },
+        ..single((3, 4, 2), &q, &k, &k)
+    };
+    let outputs = attention(&inputs).unwrap();
+    let scores = scores(&inputs, Stage::Masked).unwrap();
+    for (row, lse) in outputs.lse.iter().enumerate() {
+        let row = row * 4..(row + 1) * 4;
+        let weights: Vec<f64> = scores[row.clone()]
+            .iter()
+            .map(|s| (s - lse).exp())
+            .collect();
+        assert_close(&outputs.weights[row], &weights, 1e-15);
+    }
+    // Of a problem without values, and of no pairs at all.
+    assert!(super::scores(&AttentionInputs { v: &[], ..inputs }, Stage::Capped).is_ok());
+    let none = single((usize::MAX, 0, 1), &[], &[], &[]);
+    assert!(
+        super::scores(&AttentionInputs { heads: 0, ..none }, Stage::Products)
+            .unwrap()
+            .is_empty()
+    );
+}
+
+#[test]
+fn parts_merge_to_the_whole() {
+    let (batch, heads, q_len, kv_len, value_dim) = (2, 4, 3, 7, 3);
+    let (q, k, v) = (wave(48, 0.7), wave(56, 1.3), wave(84, 2.1));
+    let rules = Rules {
+        slopes: Some(&[0.5, 0.25, 0.125, 0.0]),
+        kv_lens: Some(&[7, 4]),
+        sinks: Some(&[0.0, 1.0, -1.0, f64::NEG_INFINITY]),
+        ..bottom_right()
+    };
+    let whole = AttentionInputs {
+        batch,
+        heads,
+        kv_heads: Some(2),
+        q_len,
+        kv_len,
+        head_dim: 2,
+        value_dim: Some(value_dim),
+        q: &q,
+        k: &k,
+        v: &v,
+        rules,
+    };
+    let expected = attention(&whole).unwrap();
+    for splits in [&[0, 7][..], &[0, 3, 7], &[0, 0, 1, 5, 6, 7]] {
+        let parts: Vec<AttentionOutputs> = splits
+            .windows(2)
+            .enumerate()
+            .map(|(part, keys)| {
+                let rules = Rules {
+                    keys: Some((keys[0], keys[1])),
+                    // In one part only.
+                    sinks: rules.sinks.filter(|_| part == 0),
+                    ..rules
+                };
+                attention_without_weights(&AttentionInputs { rules, ..whole }).unwrap()
+            })
+            .collect();
+        let parts: Vec<Partial> = parts
+            .iter()
+            .map(|part| Partial {
+                out: &part.out,
+                lse: &part.lse,
+            })
+            .collect();
+        let inputs = MergeInputs {
+            batch,
+            q_len,
+            heads,
+            value_dim,
+            parts: &parts,
+        };
+        let (out, lse) = merge(&inputs).unwrap();
+        assert_close(&out, &expected.out, 1e-14);
+        assert_close(&lse, &expected.lse, 1e-14);
+    }
+}
+
+#[test]
+fn packed_sequences_are_as_each_alone() {
+    let (heads, q_len, kv_len) = (4, 3, 5);
+    let (cu_q, cu_k) = ([0, 2, 2, 5, 6], [0, 5, 7, 7, 10]);
+    let (q, k, v) = (wave(6 * 8, 0.7), wave(10 * 4, 1.3), wave(10 * 6, 2.1));
+    let mask: Vec<bool> = (0..4 * kv_len).map(|index| index % 4 != 1).collect();
+    let rules = Rules {
+        slopes: Some(&[0.5, 0.25, 0.125, 0.0]),
+        sinks: Some(&[0.0, 1.0, -1.0, f64::NEG_INFINITY]),
+        mask: Some(Broadcast {
+            values: &mask,
+            shape: [4, 1, 1, kv_len],
+        }),
+        kv_lens: Some(&[4, 5, 5, 5]),
+        q_lens: Some(&[3, 3, 2, 3]),
+        ..bottom_right()
+    };
+    let packed = AttentionInputs {
+        batch: 4,
+        heads,
+        kv_heads: Some(2),
+        q_len,
+        kv_len,
+        head_dim: 2,
+        value_dim: Some(3),
+        q: &q,
+        k: &k,
+        v: &v,
+        rules,
+    };
+    let got = attention_packed(&packed, &cu_q, &cu_k).unwrap();
+    assert_eq!((got.out.len(), got.lse.len()), (6 * 12, 6 * 4));
+    let mut left = got.weights.clone();
+    for b in 0..4 {
+        let (queries, keys) = (cu_q[b]..cu_q[b + 1], cu_k[b]..cu_k[b + 1]);
+        let lens = [[4, 2, 0, 3][b], [2, 0, 2, 1][b]];
+        let mask = &mask[b * kv_len..][..keys.len()];
+        let alone = AttentionInputs {
+            batch: 1,
+            q_len: queries.len(),
+            kv_len: keys.len(),
+            q: &q[queries.start * 8..queries.end * 8],
+            k: &k[keys.start * 4..keys.end * 4],
+            v: &v[keys.start * 6..keys.end * 6],
+            rules: Rules {
+                mask: Some(Broadcast {
+                    values: mask,
+                    shape: [1, 1, 1, keys.len()],
+                }),
+                kv_lens: Some(&lens[..1]),
+                q_lens: Some(&lens[1..]),
+                ..rules
+            },
+            ..packed
+        };
+        let expected = attention(&alone).unwrap();
+        assert_eq!(got.out[queries.start * 12..queries.end * 12], expected.out);
+        for h in 0..heads {
+            for i in 0..queries.len() {
+                let lse = got.lse[(queries.start + i) * heads + h];
+                assert_eq!(lse, expected.lse[h * queries.len() + i]);
+                let here = ((b * heads + h) * q_len + i) * kv_len..;
+                let there = (h * queries.len() + i) * keys.len()..;
+                let here = &mut left[here][..keys.len()];
+                assert_eq!(here, &expected.weights[there][..keys.len()]);
+                here.fill(0.0);
+            }
+        }
+    }
+    assert!(left.iter().all(|weight| *weight == 0.0), "past the ends");
+}
+
+#[test]
+fn each_wrong_end_of_packed_sequences_is_named() {
+    let v = counting(4);
+    let inputs = AttentionInputs {
+        batch: 2,
+        ..single((2, 3, 1), &v[..3], &v, &v)
+    };
+    let named =
+        |inputs: &AttentionInputs, q: &[usize], k: &[usize]| match attention_packed(inputs, q, k) {
+            Ok(_) => String::new(),
+            Err(Error::Shape { argument, .. }) => argument,
+            Err(Error::Parameter { parameter, .. }) => parameter.into(),
+            Err(other) => other.to_string(),
+        };
+    assert_eq!(named(&inputs, &[0, 1, 3], &[0, 1, 4]), "");
+    for wrong in [
+        &[][..],
+        &[0],
+        &[0, 3],
+        &[0, 1, 3, 3],
+        &[1, 1, 3],
+        &[0, 3, 3],
+        &[0, 2, 1],
+        &[0, usize::MAX, 3],
+    ] {
+        assert_eq!(named(&inputs, wrong, &[0, 1, 4]), "cu_seqlens_q");
+    }
+    assert_eq!(named(&inputs, &[0, 1, 3], &[0, 0, 4]), "cu_seqlens_k");
+    assert_eq!(named(&inputs, &[0, 1, 2], &[0, 1, 4]), "q");
+    assert_eq!(named(&inputs, &[0, 1, 3], &[0, 1, 3]), "k");
+    let causal = AttentionInputs {
+        rules: Rules {
+            causal: true,
+            ..Default::default()
+        },
+        ..inputs
+    };
+    assert_eq!(named(&causal, &[0, 1, 3], &[0, 1, 4]), "alignment");
+    // No sequences; no heads of any number of tokens.
+    let none = AttentionInputs::default();
+    let none = AttentionInputs {
+        head_dim: 1,
+        ..none
+    };
+    assert_eq!(named(&none, &[0], &[0]), "");
+    let max = usize::MAX;
+    let tokens = AttentionInputs {
+        batch: 1,
+        q_len: max,
+        kv_len: max,
+        ..none
+    };
+    assert_eq!(named(&tokens, &[0, max], &[0, max]), "");
+    let huge = AttentionInputs { batch: max, ..none };
+    assert_eq!(named(&huge, &[0], &[0]), "cu_seqlens_q");
 }
