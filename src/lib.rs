@@ -73,7 +73,6 @@ pub use attention::{
     Rule, RuleArguments, WeightsArguments, WeightsStage,
 };
 pub use copy::TensorCopy;
-pub use merge::{Merge, MergeArguments, MergeProblem};
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 #[cfg(not(target_family = "wasm"))]
@@ -84,10 +83,11 @@ pub use gpu::{
 };
 pub use kernels::Form;
 pub use layer::{
-    HeadProjections, LayerArguments, LayerConfig, LayerPlan, LayerWeights, MatrixLayout,
-    MultiHeadAttention, Projection, QkvWeights, Step,
+    HeadProjections, LayerArguments, LayerConfig, LayerPlan, LayerShape, LayerWeights,
+    MatrixLayout, MultiHeadAttention, Projection, ProjectionTensors, QkvTensors, QkvWeights, Step,
 };
 pub use linear::{Linear, LinearArguments, LinearProblem};
+pub use merge::{Merge, MergeArguments, MergeProblem};
 pub use plan::Plan;
 pub use tensor::{Tensor, TensorView};
 
