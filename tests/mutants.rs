@@ -9,9 +9,9 @@
 mod support;
 
 use support::check::*;
-use wgpu_attention::CausalAlignment::{BottomRight, TopLeft};
-use wgpu_attention::kernels::{Form, Fragment, KEY_MASK, Kernel, Operation, find};
-use wgpu_attention::{AttentionProblem, Gpu, wgpu};
+use wgpu_attention::Alignment::{BottomRight, TopLeft};
+use wgpu_attention::kernels::{Form, Fragment, Kernel, Operation, find};
+use wgpu_attention::{AttentionProblem, AttentionRules, Gpu, wgpu};
 
 /// In which file, which text, and what stands there instead. The text occurs exactly once.
 type Edit = (&'static str, &'static str, &'static str);
@@ -32,8 +32,8 @@ const fn mutant(name: &'static str, kernel: &'static str, edits: &'static [Edit]
 
 const TILED: &str = "attention_tiled";
 const LANES: &str = "attention_lanes";
-const RANGE: &str = "shared/key_range";
-const MASK: &str = "rules/key_mask";
+const ITEM: &str = "shared/item";
+const MASK: &str = "rules/mask";
 
 static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
@@ -767,33 +767,36 @@ static LINEAR_MUTANTS: &[Mutant] = &[
 ];
 
 /// A text with `from`, which occurs once, replaced.
-fn edited(text: &'static str, (file, from, to): Edit) -> &'static str {
+fn edited(text: &str, (file, from, to): Edit) -> String {
     let count = text.matches(from).count();
     assert_eq!(count, 1, "{file}.wgsl holds {count} times `{from}`");
-    let text = text.replace(from, to);
-    Box::leak(text.into_boxed_str())
+    text.replace(from, to)
 }
 
 /// The kernel of that name with the edits.
 fn broken(name: &str, edits: &[Edit]) -> Subject {
     let mut kernel: Kernel = find(name).unwrap().clone();
-    let mut rule = None;
+    let mut rules: Vec<Fragment> = Vec::new();
     for edit in edits {
-        let fragment = |from: &'static Fragment| -> &'static Fragment {
-            Box::leak(Box::new(Fragment {
-                name: from.name,
-                source: edited(from.source, *edit),
-            }))
+        let fragment = |from: &Fragment| Fragment {
+            name: from.name.clone(),
+            source: edited(&from.source, *edit).into(),
         };
         if edit.0 == kernel.name {
-            kernel.source = edited(kernel.source, *edit);
-        } else if edit.0 == KEY_MASK.name {
-            rule = Some(fragment(&KEY_MASK));
+            kernel.source = Box::leak(edited(kernel.source, *edit).into_boxed_str());
+        } else if let Some(at) = rules.iter().position(|rule| rule.name == edit.0) {
+            rules[at] = fragment(&rules[at]);
+        } else if edit.0.starts_with("rules/") {
+            let mut all = (kernel.configurations)().into_iter().flat_map(|c| c.rules);
+            let found = all.find(|rule| rule.name == edit.0);
+            rules.push(fragment(
+                &found.unwrap_or_else(|| panic!("no rule {}", edit.0)),
+            ));
         } else {
             let mut fragments = kernel.fragments.to_vec();
             let at = fragments.iter().position(|f| f.name == edit.0);
             let at = at.unwrap_or_else(|| panic!("{name} has no fragment {}", edit.0));
-            fragments[at] = fragment(fragments[at]);
+            fragments[at] = Box::leak(Box::new(fragment(fragments[at])));
             kernel.fragments = Box::leak(fragments.into_boxed_slice());
         }
     }
@@ -801,7 +804,7 @@ fn broken(name: &str, edits: &[Edit]) -> Subject {
         kernel: Box::leak(Box::new(kernel)),
         configuration: None,
         fold: None,
-        rule,
+        rules,
     }
 }
 
@@ -827,7 +830,10 @@ fn attention_cases() -> Vec<PreparedAttention> {
     for score in scores {
         let problem = AttentionProblem {
             kv_len: 45,
-            scale: Some(1.0),
+            rules: AttentionRules {
+                scale: Some(1.0),
+                ..Default::default()
+            },
             ..AttentionProblem::new(1, 1, 3, 1)
         };
         let data = AttentionData::new(
@@ -836,8 +842,7 @@ fn attention_cases() -> Vec<PreparedAttention> {
             |_, t, _, _| score(t),
             |_, t, _, _| 1.0 + t as f32,
         );
-        let expected = data.expected();
-        cases.push(PreparedAttention { data, expected });
+        cases.push(data.prepare());
     }
     let slower = [
         AttentionCase {
@@ -1031,6 +1036,7 @@ fn missing_barriers_are_rejected() {
             let rejected = match subject.kernel.operation {
                 Operation::Attention => rejected_by_attention(&gpu, &attention, &subject),
                 Operation::Linear => rejected_by_linear(&gpu, &linear, &subject),
+                other => Err(format!("no cases for {other:?}")),
             };
             let result = rejected.and_then(|rejected| match (rejected, unseen, lanes) {
                 (true, None, _) | (_, Some(_), None) => Ok(()),

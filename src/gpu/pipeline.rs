@@ -236,7 +236,9 @@ impl Gpu {
         let params = self.params_buffer(call.params)?;
         let of = |name: &str| {
             let mut named = call.arguments.iter().filter(|(key, _)| *key == name);
-            named.next().map_or(Argument::Unused, |(_, argument)| *argument)
+            named
+                .next()
+                .map_or(Argument::Unused, |(_, argument)| *argument)
         };
         let entries: Vec<wgpu::BindGroupEntry> = pipeline
             .bindings
@@ -255,7 +257,9 @@ impl Gpu {
                             offset: bound.offset,
                             size: NonZeroU64::new(bound.size),
                         },
-                        Argument::Unused => whole(&self.0.unused),
+                        Argument::Unused => {
+                            whole(&self.0.unused[usize::from(binding.access == Access::Write)])
+                        }
                     },
                 };
                 wgpu::BindGroupEntry {
