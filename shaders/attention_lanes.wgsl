@@ -148,7 +148,7 @@ fn attention_lanes(
     for (var r = 0u; r < ROWS; r++) {
         let row = first_query + r * LANES + lane;
         // Rows past the end of a packed sequence belong to others.
-        if (row < select(params.q_len, item.q_len, params.packed != 0u)) {
+        if (row < item.rows) {
             // A highest score of +infinity makes a NaN of the row, as inf - inf would; told by the exponent's
             // bits and made by setting one more, since compilers may take floats for finite.
             let bits = bitcast<u32>(highest[r]);

@@ -8,7 +8,8 @@ use std::fmt::Debug;
 use support::{Guarded, Random, gpu, run};
 use wgpu_attention::compare::{Tolerance, compare};
 use wgpu_attention::kernels::{
-    ATTENTION_PARAMS, Fragment, KERNELS, LINEAR_PARAMS, Operation, ParamsLayout,
+    ATTENTION_PARAMS, COPY_PARAMS, Fragment, KERNELS, LINEAR_PARAMS, MERGE_PARAMS, Operation,
+    ParamsLayout,
 };
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::*;
@@ -797,8 +798,10 @@ fn every_parameter_arrives_under_its_own_name() {
     let mut echoed = 0;
     for kernel in KERNELS {
         let fragment = match kernel.operation {
-            Operation::Attention => &ATTENTION_PARAMS,
+            Operation::Attention | Operation::Weights => &ATTENTION_PARAMS,
             Operation::Linear => &LINEAR_PARAMS,
+            Operation::Merge => &MERGE_PARAMS,
+            Operation::Copy => &COPY_PARAMS,
         };
         let got = echo(&gpu, fragment, &kernel.params);
         let expected: Vec<u32> = (0..kernel.params.fields.len() as u32).map(number).collect();
@@ -811,7 +814,7 @@ fn every_parameter_arrives_under_its_own_name() {
             echoed += 1;
         }
     }
-    assert!(echoed > 90, "only {echoed} fields");
+    assert!(echoed > 250, "only {echoed} fields");
 }
 
 /// What field `at` is set to. (Read as a float it is an ordinary number, which no driver flushes.)
