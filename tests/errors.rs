@@ -193,7 +193,7 @@ fn calls_say_which_argument_is_wrong() {
     says(
         new(LayerConfig::new(4, 512, 1), fused, None).map(drop),
         "limit",
-        "head_dim needs 512 channels, but the largest compiled head size allows 256; make the problem smaller, or open the device with a higher limit if the adapter has one",
+        "value_dim needs 512 channels, but the largest head of attention_tiled allows 256; make the problem smaller, or open the device with a higher limit if the adapter has one",
     );
     says(
         new(
