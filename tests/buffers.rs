@@ -505,8 +505,7 @@ fn a_layer_may_write_beside_its_input() {
     let qkv = QkvTensors::Fused(ProjectionTensors::new(weight(&[12, 4]).view()));
     let output = ProjectionTensors::new(shared.view());
     let layer =
-        MultiHeadAttention::from_tensors(&gpu, config.clone(), qkv.clone(), Some(output))
-            .unwrap();
+        MultiHeadAttention::from_tensors(&gpu, config.clone(), qkv.clone(), Some(output)).unwrap();
     let plan = layer.plan(LayerShape::new(1, 2)).unwrap();
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
     let arguments = LayerArguments::new(&x, &y);

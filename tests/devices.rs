@@ -414,15 +414,25 @@ fn tensors_of_another_gpu_are_refused() {
     let plan = layer.plan(LayerShape::new(1, 3).mask(true)).unwrap();
     for (wrong, label) in ["x", "key_mask", "y"].into_iter().enumerate() {
         let on = |at: usize| if at == wrong { &theirs } else { &ours };
-        let (x_view, y_view) = (tensor(on(0), &[1, 3, D_IN], f32), tensor(on(2), &[1, 3, D_OUT], f32));
+        let (x_view, y_view) = (
+            tensor(on(0), &[1, 3, D_IN], f32),
+            tensor(on(2), &[1, 3, D_OUT], f32),
+        );
         let arguments = LayerArguments {
             key_mask: Some(&tensor(on(1), &[1, 3], ElementType::Bool)),
             ..LayerArguments::new(&x_view, &y_view)
         };
         refused(label, layer.encode(&mut encoder, &plan, arguments));
     }
-    let foreign_plan = small.layer(&theirs).unwrap().plan(LayerShape::new(1, 3)).unwrap();
-    let (x_view, y_view) = (tensor(&ours, &[1, 3, D_IN], f32), tensor(&ours, &[1, 3, D_OUT], f32));
+    let foreign_plan = small
+        .layer(&theirs)
+        .unwrap()
+        .plan(LayerShape::new(1, 3))
+        .unwrap();
+    let (x_view, y_view) = (
+        tensor(&ours, &[1, 3, D_IN], f32),
+        tensor(&ours, &[1, 3, D_OUT], f32),
+    );
     let arguments = LayerArguments::new(&x_view, &y_view);
     refused("plan", layer.encode(&mut encoder, &foreign_plan, arguments));
     let weight = tensor(&theirs, &[3 * D_OUT, D_IN], f32);
@@ -685,7 +695,10 @@ fn a_destroyed_device_is_an_error_neither_a_panic_nor_a_hang() {
                         let tensor =
                             |shape: &[usize], ty| Tensor::empty(&gpu, shape, ty).map(|t| t.view());
                         let submitted = (|| {
-                            let (x_view, y_view) = (tensor(&[2, 40 + round, D_IN], ElementType::F32)?, tensor(&[2, 40 + round, D_OUT], ElementType::F32)?);
+                            let (x_view, y_view) = (
+                                tensor(&[2, 40 + round, D_IN], ElementType::F32)?,
+                                tensor(&[2, 40 + round, D_OUT], ElementType::F32)?,
+                            );
                             let arguments = LayerArguments {
                                 key_mask: Some(&tensor(&[2, 40 + round], ElementType::Bool)?),
                                 ..LayerArguments::new(&x_view, &y_view)
@@ -873,7 +886,11 @@ fn pipelines_are_made_once_for_each_configuration() {
     let layer = smalls[0].layer(&gpu).unwrap();
     let mut configurations = BTreeSet::new();
     for small in &smalls {
-        for (_, plan) in layer.plan(LayerShape::new(1, small.tokens)).unwrap().steps() {
+        for (_, plan) in layer
+            .plan(LayerShape::new(1, small.tokens))
+            .unwrap()
+            .steps()
+        {
             configurations.insert(format!("{} {}", plan.kernel.name, plan.configuration));
         }
     }
