@@ -8,7 +8,7 @@ use crate::checkpoint::LayerCheckpoint;
 use crate::compare::{Comparison, Outcome, compare};
 use crate::gpu::Gpu;
 use crate::kernels::Form;
-use crate::layer::{LayerConfig, LayerPlan, MultiHeadAttention};
+use crate::layer::{LayerConfig, LayerPlan, LayerShape, MultiHeadAttention};
 use crate::reference;
 use crate::tensor::shape_text;
 use crate::tensor_file::{ElementKind, FileTensor, format_error};
@@ -486,7 +486,7 @@ fn by_kernels(case: &LayerCase, engine: &Engine) -> Result<Computed> {
         let layer = MultiHeadAttention::new(&engine.gpu, config, &form.weights())?;
         note_kernels(
             &mut kernels,
-            &layer.plan(batch, tokens, case.key_mask.is_some())?,
+            &layer.plan(LayerShape::new(batch, tokens).mask(case.key_mask.is_some()))?,
         );
         let y = layer.forward_host_blocking(&case.x, batch, tokens, case.key_mask.as_deref())?;
         outputs.push((*name, reference::widen(&y), vec![batch, tokens, form.d_out]));
