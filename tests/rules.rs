@@ -1207,6 +1207,86 @@ fn parts_of_the_keys_merge_into_the_whole() {
     });
 }
 
+/// Mesa's llvmpipe ends all loops of an invocation after 65535 iterations: longer walks over the keys are split.
+#[test]
+fn walks_past_the_loop_limit_are_split() {
+    for_each_attention(6, |gpu, subject, failures| {
+        // The last key alone has a value: it would be missing.
+        for (kv_len, head_dim) in [(70_000, 4), (16_384, 64)] {
+            let problem = AttentionProblem {
+                kv_len,
+                value_dim: 2,
+                ..AttentionProblem::new(1, 1, 2, head_dim)
+            };
+            let data = AttentionData::new(
+                problem,
+                |_, _, _, _| 0.0,
+                |_, _, _, _| 0.0,
+                |_, t, _, _| if t == kv_len - 1 { 1.0 } else { 0.0 },
+            );
+            let right = [1.0 / kv_len as f64; 4];
+            let result = data
+                .run(gpu, subject)
+                .and_then(|got| compared(&got, &right, &[4], Tolerance::new(0.0, 1e-3)));
+            failures.note(format!("{subject} {kv_len} keys of {head_dim}"), result);
+        }
+        // The same with every rule, on any adapter, as if its limit were low.
+        let few = wgpu_attention::Capabilities {
+            max_loop_iterations: 500,
+            ..gpu.capabilities().clone()
+        };
+        let mut random = Random::new(21);
+        let problem = AttentionProblem {
+            kv_heads: 1,
+            kv_len: 600,
+            keys: Some(5..590),
+            form: Some(subject.kernel.form),
+            rules: AttentionRules {
+                window_left: Some(400),
+                ..AttentionRules::causal(BottomRight)
+            },
+            out_type: ElementType::BF16,
+            ..AttentionProblem::new(2, 2, 70, 8)
+        };
+        let mask = random.bools(2 * 600);
+        let data = random_operands(problem, &mut random)
+            .with_mask([2, 1, 1, 600], mask)
+            .with_kv_lens(&[600, 80])
+            .with_q_lens(&[70, 69])
+            .with_sinks(vec![0.5, 3.0]);
+        let plan = data.problem.plan(&few).unwrap();
+        let result = if plan.parts < 2 {
+            Err(format!("not split: {plan}"))
+        } else {
+            assert!(plan.workspace_bytes > 0 && plan.to_string().contains("parts of the keys"));
+            let attention = Attention::from_plan(gpu, data.problem.clone(), plan).unwrap();
+            let expected = data.expected_all();
+            data.run_with(gpu, &attention).and_then(|got| {
+                compared(&got.out, &expected.out, &data.out_shape(), data.tolerance())?;
+                compared(&got.lse, &expected.lse, &[got.lse.len()], Tolerance::F32)
+            })
+        };
+        failures.note(format!("{subject} split in parts"), result);
+        // Where no part is short enough, and where there is no workspace: refused by name.
+        let none = wgpu_attention::Capabilities {
+            max_loop_iterations: 1,
+            ..few.clone()
+        };
+        let packed = AttentionProblem {
+            packed: true,
+            keys: None,
+            ..data.problem.clone()
+        };
+        for (problem, capabilities) in [(&data.problem, &none), (&packed, &few)] {
+            let result = match problem.plan(capabilities) {
+                Err(Error::LimitExceeded { limit, .. }) if limit.contains("loop limit") => Ok(()),
+                other => Err(format!("{other:?}")),
+            };
+            failures.note(format!("{subject} refused"), result);
+        }
+    });
+}
+
 // ---------------------------------------------------------------- types
 
 /// gfx-rs/wgpu#7656: f16 storage needs no feature. microsoft/onnxruntime#24953: products that overflow f16 do not,
