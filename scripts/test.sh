@@ -21,6 +21,8 @@ GPU_FREE_TESTS=(
 )
 GPU_TESTS=(
     kernels
+    rules
+    random
     mutants
     layer
     devices
@@ -301,7 +303,11 @@ vulkan_tests() {
     gpu_tests "$1"
 }
 
-stage_lavapipe() { vulkan_tests lavapipe llvmpipe "$(lavapipe_icd || true)"; }
+# The fastest adapter draws the most random problems; the others draw the test's own number.
+stage_lavapipe() {
+    local -x WGPU_ATTENTION_CASES=2000
+    vulkan_tests lavapipe llvmpipe "$(lavapipe_icd || true)"
+}
 
 stage_swiftshader() { vulkan_tests swiftshader SwiftShader "$(swiftshader_icd || true)"; }
 
