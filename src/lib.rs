@@ -73,7 +73,6 @@ pub use attention::{
     Rule, RuleArguments, WeightsArguments, WeightsStage,
 };
 pub use copy::TensorCopy;
-pub use merge::{Merge, MergeArguments, MergeProblem};
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 #[cfg(not(target_family = "wasm"))]
@@ -88,6 +87,7 @@ pub use layer::{
     MultiHeadAttention, Projection, QkvWeights, Step,
 };
 pub use linear::{Linear, LinearArguments, LinearProblem};
+pub use merge::{Merge, MergeArguments, MergeProblem};
 pub use plan::Plan;
 pub use tensor::{Tensor, TensorView};
 

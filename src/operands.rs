@@ -100,7 +100,9 @@ pub(crate) fn check_operands(
             });
         }
         let others = outputs[..number].iter().map(|(name, view)| (*name, *view));
-        let read = inputs.iter().filter_map(|(name, view)| Some((*name, (*view)?)));
+        let read = inputs
+            .iter()
+            .filter_map(|(name, view)| Some((*name, (*view)?)));
         for (name, view) in read.chain(others) {
             if view.buffer() == output.buffer() {
                 return Err(Error::Layout {

@@ -525,7 +525,8 @@ impl TensorView {
     pub fn is_contiguous(&self) -> bool {
         let expected = contiguous_strides(&self.shape);
         let mut axes = self.shape.iter().zip(self.strides.iter().zip(expected));
-        self.elements() == 0 || axes.all(|(size, (stride, expected))| *size <= 1 || *stride == expected)
+        self.elements() == 0
+            || axes.all(|(size, (stride, expected))| *size <= 1 || *stride == expected)
     }
 
     /// 32-bit words of the same buffer, from that one on.

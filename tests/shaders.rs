@@ -31,7 +31,11 @@ fn for_each_configuration(check: impl Fn(&Kernel, &Configuration, &str) -> Resul
 /// Those of the table, and for each kernel that takes rules one with a rule of a caller's own.
 fn configurations(kernel: &Kernel) -> Vec<Configuration> {
     let mut all = (kernel.configurations)();
-    let ruled = all.iter().rev().find(|c| c.rules.contains(&NO_RULE)).cloned();
+    let ruled = all
+        .iter()
+        .rev()
+        .find(|c| c.rules.contains(&NO_RULE))
+        .cloned();
     if let Some(mut ruled) = ruled {
         ruled.rules.retain(|rule| *rule != NO_RULE);
         ruled.rules.push(RULE_DATA.clone());
@@ -135,7 +139,10 @@ fn sizes_are_those_of_the_descriptor_and_within_webgpu() {
             let buffers = kernel.storage_buffers(&configuration);
             let both = configuration.rules.len() == 3 && buffers == 8;
             if buffers > limits.max_storage_buffers_per_shader_stage - u32::from(!both) {
-                failures.push(format!("{} [{configuration}]: {buffers} buffers", kernel.name));
+                failures.push(format!(
+                    "{} [{configuration}]: {buffers} buffers",
+                    kernel.name
+                ));
             }
             let source = kernel.assemble(&configuration).expect("assembles");
             let seen = reflect::reflect(&source).expect("valid");
@@ -234,11 +241,17 @@ fn every_vendors_language_takes_every_kernel() {
 fn shader_text_keeps_the_rules() {
     let mut failures = Vec::new();
     for kernel in KERNELS {
-        let mut texts: Vec<Fragment> = (kernel.configurations)().into_iter().flat_map(|c| c.rules).collect();
+        let mut texts: Vec<Fragment> = (kernel.configurations)()
+            .into_iter()
+            .flat_map(|c| c.rules)
+            .collect();
         texts.dedup();
         texts.push(RULE_DATA.clone());
         texts.extend(kernel.fragments.iter().map(|fragment| (*fragment).clone()));
-        texts.push(Fragment { name: kernel.name.into(), source: kernel.source.into() });
+        texts.push(Fragment {
+            name: kernel.name.into(),
+            source: kernel.source.into(),
+        });
         for Fragment { name, source } in &texts {
             let text: &str = source;
             for (number, line) in text.lines().enumerate() {

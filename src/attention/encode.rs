@@ -198,7 +198,11 @@ impl Attention {
 
         let [q_at, k_at, v_at, out_at] =
             [q.bind("q")?, k.bind("k")?, v.bind("v")?, out.bind("out")?];
-        let lse_at = lse.as_ref().map(|lse| lse.bind("lse")).transpose()?.flatten();
+        let lse_at = lse
+            .as_ref()
+            .map(|lse| lse.bind("lse"))
+            .transpose()?
+            .flatten();
         let pairs = BoundPairs::new(&rules, mask, bias)?;
         if let Some(timestamps) = &timestamps {
             timestamps.expect_room(1)?;

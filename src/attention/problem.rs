@@ -223,7 +223,9 @@ impl AttentionProblem {
         } else {
             self.rules.window_right
         };
-        let to = right.map_or(q_len * (end - begin), |right| below(own + right as i128 + 1));
+        let to = right.map_or(q_len * (end - begin), |right| {
+            below(own + right as i128 + 1)
+        });
         let from = self
             .rules
             .window_left

@@ -240,18 +240,8 @@ impl<'a> RuleArguments<'a> {
         expect("kv_lens", self.kv_lens, &[batch], ElementType::U32)?;
         expect("q_lens", self.q_lens, &[batch], ElementType::U32)?;
         let starts = [batch.saturating_add(1)];
-        expect(
-            "cu_seqlens_q",
-            self.cu_seqlens_q,
-            &starts,
-            ElementType::U32,
-        )?;
-        expect(
-            "cu_seqlens_k",
-            self.cu_seqlens_k,
-            &starts,
-            ElementType::U32,
-        )?;
+        expect("cu_seqlens_q", self.cu_seqlens_q, &starts, ElementType::U32)?;
+        expect("cu_seqlens_k", self.cu_seqlens_k, &starts, ElementType::U32)?;
         match self.slopes {
             Some(slopes) if slopes.shape().len() == 2 => {
                 expect("slopes", Some(slopes), &[batch, heads], ElementType::F32)?;
@@ -333,11 +323,7 @@ impl<'a> RuleArguments<'a> {
                 let mut at = 0u64;
                 for (place, table) in places.iter_mut().zip(&tables) {
                     let Some(view) = table.view else { continue };
-                    if !view
-                        .buffer()
-                        .usage()
-                        .contains(wgpu::BufferUsages::COPY_SRC)
-                    {
+                    if !view.buffer().usage().contains(wgpu::BufferUsages::COPY_SRC) {
                         return Err(Error::Layout {
                             argument: table.name.into(),
                             problem: "its buffer lacks the usage COPY_SRC".into(),

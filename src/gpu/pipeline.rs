@@ -236,7 +236,9 @@ impl Gpu {
         let params = self.params_buffer(call.params)?;
         let of = |name: &str| {
             let mut named = call.arguments.iter().filter(|(key, _)| *key == name);
-            named.next().map_or(Argument::Unused, |(_, argument)| *argument)
+            named
+                .next()
+                .map_or(Argument::Unused, |(_, argument)| *argument)
         };
         let entries: Vec<wgpu::BindGroupEntry> = pipeline
             .bindings

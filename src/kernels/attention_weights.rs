@@ -8,14 +8,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     form: Form::Tiled,
     summary: "the attention weights themselves, or the scores before the softmax, a row a workgroup",
     source: include_str!("../../shaders/attention_weights.wgsl"),
-    fragments: &[
-        &GRID,
-        &ATTENTION_PARAMS,
-        &SCORES,
-        &ITEM,
-        &ELEMENTS,
-        &PAIR,
-    ],
+    fragments: &[&GRID, &ATTENTION_PARAMS, &SCORES, &ITEM, &ELEMENTS, &PAIR],
     bindings: &[
         read(0, "q"),
         read(1, "k"),

@@ -313,7 +313,10 @@ pub(crate) fn declared_name(line: &str) -> Option<&str> {
     let rest = ["fn ", "const ", "struct ", "alias "]
         .iter()
         .find_map(|word| line.strip_prefix(word))
-        .or_else(|| line.strip_prefix("var<").and_then(|rest| Some(rest.split_once('>')?.1)))?;
+        .or_else(|| {
+            line.strip_prefix("var<")
+                .and_then(|rest| Some(rest.split_once('>')?.1))
+        })?;
     assemble::tokens(rest.trim_start()).next()
 }
 
@@ -322,9 +325,16 @@ pub(crate) fn declares(name: &str) -> bool {
     KERNELS.iter().any(|kernel| {
         let configurations = (kernel.configurations)();
         let rules = configurations.iter().flat_map(|c| &c.rules);
-        let texts = kernel.fragments.iter().copied().chain(rules).map(|f| &*f.source);
+        let texts = kernel
+            .fragments
+            .iter()
+            .copied()
+            .chain(rules)
+            .map(|f| &*f.source);
         kernel.name == name
-            || configurations.iter().any(|c| c.consts.iter().any(|(key, _)| *key == name))
+            || configurations
+                .iter()
+                .any(|c| c.consts.iter().any(|(key, _)| *key == name))
             || texts
                 .chain([kernel.source])
                 .any(|text| text.lines().any(|line| declared_name(line) == Some(name)))
@@ -348,9 +358,8 @@ const TYPES: [u32; 3] = [0, 1, 2];
 /// The combinations of rule fragments that attention kernels are compiled for: what is left out costs nothing, what
 /// is linked in and not used costs a little.
 fn rule_sets() -> [Vec<Fragment>; 3] {
-    let set = |mask: &Fragment, scores: &Fragment| {
-        vec![mask.clone(), scores.clone(), NO_RULE.clone()]
-    };
+    let set =
+        |mask: &Fragment, scores: &Fragment| vec![mask.clone(), scores.clone(), NO_RULE.clone()];
     [
         set(&ATTEND_ALL, &PLAIN_SCORES),
         set(&MASK, &PLAIN_SCORES),

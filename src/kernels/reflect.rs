@@ -33,9 +33,10 @@ impl Reflection {
     /// Whether group 0 is exactly `bindings`, in the order of their numbers.
     pub fn binds<'a>(&self, bindings: impl IntoIterator<Item = &'a Binding>) -> bool {
         let expected = bindings.into_iter();
-        self.bindings.iter().map(|(number, name, access)| (*number, name.as_str(), *access)).eq(
-            expected.map(|binding| (binding.number, binding.name, binding.access)),
-        )
+        self.bindings
+            .iter()
+            .map(|(number, name, access)| (*number, name.as_str(), *access))
+            .eq(expected.map(|binding| (binding.number, binding.name, binding.access)))
     }
 }
 
