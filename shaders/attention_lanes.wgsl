@@ -148,13 +148,13 @@ fn attention_lanes(
     for (var r = 0u; r < ROWS; r++) {
         let row = first_query + r * LANES + lane;
         // Rows past the end of a packed sequence belong to others.
-        if (row < select(params.q_len, item.q_len, params.packed != 0u)) {
+        if (row < item.rows) {
             // A highest score of +infinity makes a NaN of the row, as inf - inf would; told by the exponent's
             // bits and made by setting one more, since compilers may take floats for finite.
             let bits = bitcast<u32>(highest[r]);
             let divisor = select(total[r], bitcast<f32>(bits | 0x400000u), ((bits >> 23u) & 0xffu) == 0xffu);
-            // A row that saw no key gives 0.
-            let any = total[r] != 0.0;
+            // A row that saw no key gives 0. (Not `total != 0.0`, which is false for NaN where comparisons are ordered.)
+            let none = total[r] == 0.0;
             let base = params.out_offset + batch * params.out_batch_stride + head * params.out_head_stride
                 + (item.q_start + row) * params.out_token_stride;
             // @unroll
@@ -162,13 +162,13 @@ fn attention_lanes(
                 if (d < params.value_dim) {
                     store_pair(
                         base + d,
-                        select(0.0, sum[r * HEAD_DIM + d] / divisor, any),
-                        select(0.0, sum[r * HEAD_DIM + d + 1u] / divisor, any),
+                        select(sum[r * HEAD_DIM + d] / divisor, 0.0, none),
+                        select(sum[r * HEAD_DIM + d + 1u] / divisor, 0.0, none),
                         d + 1u < params.value_dim,
                     );
                 }
             }
-            store_lse(item, row, any, highest[r] + log(divisor));
+            store_lse(item, row, !none, highest[r] + log(divisor));
         }
     }
 }

@@ -275,7 +275,7 @@ fn attention_tiled(
             row_total = row_total + partial[(first_row + r) * SIDE + i];
         }
         // Rows past the end of a packed sequence belong to others.
-        if (row < select(params.q_len, item.q_len, params.packed != 0u)) {
+        if (row < item.rows) {
             let base = params.out_offset + batch * params.out_batch_stride + head * params.out_head_stride
                 + (item.q_start + row) * params.out_token_stride;
             // @unroll

@@ -8,7 +8,8 @@ use std::fmt::Debug;
 use support::{Guarded, Random, gpu, run};
 use wgpu_attention::compare::{Tolerance, compare};
 use wgpu_attention::kernels::{
-    ATTENTION_PARAMS, Fragment, KERNELS, LINEAR_PARAMS, Operation, ParamsLayout,
+    ATTENTION_PARAMS, COPY_PARAMS, Fragment, KERNELS, LINEAR_PARAMS, MERGE_PARAMS, Operation,
+    ParamsLayout,
 };
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::*;
@@ -412,10 +413,13 @@ fn an_output_in_the_buffer_of_an_input_is_refused() {
         );
     }
     let problem = AttentionProblem {
-        key_mask: true,
+        rules: AttentionRules {
+            mask: true,
+            ..Default::default()
+        },
         ..AttentionProblem::new(1, 1, 2, 4)
     };
-    let attention = Attention::new(&gpu, problem).unwrap();
+    let attention = Attention::new(&gpu, problem.clone()).unwrap();
     for shared in 0..4 {
         let on = |at: usize| {
             if at == shared {
@@ -428,7 +432,7 @@ fn an_output_in_the_buffer_of_an_input_is_refused() {
             &gpu,
             whole.buffer().clone(),
             2000,
-            &[1, 2],
+            &[1, 1, 1, 2],
             ElementType::Bool,
         )
         .unwrap()
@@ -436,14 +440,16 @@ fn an_output_in_the_buffer_of_an_input_is_refused() {
         let mask = if shared == 3 {
             mask
         } else {
-            other(&[1, 2], ElementType::Bool)
+            other(&[1, 1, 1, 2], ElementType::Bool)
         };
+        let [q, k, v] = [on(0), on(1), on(2)];
+        let out = part(0, &[1, 2, 1, 4]);
         let arguments = AttentionArguments {
-            q: &on(0),
-            k: &on(1),
-            v: &on(2),
-            mask: Some(&mask),
-            out: &part(0, &[1, 2, 1, 4]),
+            rules: RuleArguments {
+                mask: Some(&mask),
+                ..Default::default()
+            },
+            ..AttentionArguments::new(&q, &k, &v, &out)
         };
         same_buffer(
             &format!("attention input {shared}"),
@@ -546,14 +552,12 @@ fn views_may_begin_anywhere() {
     run(&gpu, |encoder| {
         for item in 0..3 {
             let of = |view: &TensorView| view.slice(0, item..item + 1).unwrap();
-            let arguments = AttentionArguments {
-                q: &of(&q),
-                k: &of(&k),
-                v: &of(&v),
-                mask: None,
-                out: &of(&out.tensor.view()),
-            };
-            attention.encode(encoder, arguments).unwrap();
+            attention
+                .encode(
+                    encoder,
+                    AttentionArguments::new(&of(&q), &of(&k), &of(&v), &of(&out.tensor.view())),
+                )
+                .unwrap();
         }
     });
     // One key: the output is its value.
@@ -563,7 +567,10 @@ fn views_may_begin_anywhere() {
     let attention = Attention::new(
         &gpu,
         AttentionProblem {
-            key_mask: true,
+            rules: AttentionRules {
+                mask: true,
+                ..Default::default()
+            },
             ..AttentionProblem::new(1, 1, 3, 4)
         },
     );
@@ -577,14 +584,18 @@ fn views_may_begin_anywhere() {
         let out = Guarded::new(&gpu, &[1, 3, 1, 4]);
         run(&gpu, |encoder| {
             let mask = masks.slice(1, from..from + 3).unwrap();
-            let arguments = AttentionArguments {
-                q: &zeros,
-                k: &zeros,
-                v: &v,
-                mask: Some(&mask),
-                out: &out.tensor.view(),
-            };
-            attention.encode(encoder, arguments).unwrap();
+            attention
+                .encode(
+                    encoder,
+                    AttentionArguments {
+                        rules: RuleArguments {
+                            mask: Some(&mask),
+                            ..Default::default()
+                        },
+                        ..AttentionArguments::new(&zeros, &zeros, &v, &out.tensor.view())
+                    },
+                )
+                .unwrap();
         });
         let seen: Vec<f64> = (0..3)
             .filter(|key| bytes[from + key])
@@ -614,14 +625,12 @@ fn one_tensor_may_be_query_key_and_value() {
     let attention =
         Attention::new(&gpu, AttentionProblem::new(1, heads, tokens, head_dim)).unwrap();
     run(&gpu, |encoder| {
-        let arguments = AttentionArguments {
-            q: &x,
-            k: &x,
-            v: &x,
-            mask: None,
-            out: &out.tensor.view(),
-        };
-        attention.encode(encoder, arguments).unwrap();
+        attention
+            .encode(
+                encoder,
+                AttentionArguments::new(&x, &x, &x, &out.tensor.view()),
+            )
+            .unwrap();
     });
     let wide = widen(&values);
     let inputs = reference::AttentionInputs {
@@ -675,23 +684,30 @@ fn empty_operands_work() {
         // No keys: every row is 0, and every row is written.
         let problem = AttentionProblem {
             kv_len: 0,
-            key_mask: masked,
+            rules: AttentionRules {
+                mask: masked,
+                ..Default::default()
+            },
             ..AttentionProblem::new(2, 3, 5, 4)
         };
-        let attention = Attention::new(&gpu, problem).unwrap();
+        let attention = Attention::new(&gpu, problem.clone()).unwrap();
         let q = f32s(&gpu, &[2, 5, 3, 4], &Random::new(4).normals(120)).view();
         let out = Guarded::new(&gpu, &[2, 5, 3, 4]);
-        let mask = empty(&[2, 0], ElementType::Bool);
+        let mask = empty(&[2, 1, 1, 0], ElementType::Bool);
         run(&gpu, |encoder| {
             let k = empty(&[2, 0, 3, 4], f32);
-            let arguments = AttentionArguments {
-                q: &q,
-                k: &k,
-                v: &k,
-                mask: masked.then_some(&mask),
-                out: &out.tensor.view(),
-            };
-            attention.encode(encoder, arguments).unwrap();
+            attention
+                .encode(
+                    encoder,
+                    AttentionArguments {
+                        rules: RuleArguments {
+                            mask: masked.then_some(&mask),
+                            ..Default::default()
+                        },
+                        ..AttentionArguments::new(&q, &k, &k, &out.tensor.view())
+                    },
+                )
+                .unwrap();
         });
         assert_eq!(out.read().unwrap(), [0.0; 120], "masked {masked}");
         // No queries, no batch: nothing is dispatched.
@@ -700,22 +716,34 @@ fn empty_operands_work() {
                 batch,
                 q_len,
                 kv_len: 4,
-                key_mask: masked,
-                ..problem
+                rules: AttentionRules {
+                    mask: masked,
+                    ..Default::default()
+                },
+                ..problem.clone()
             };
-            let attention = Attention::new(&gpu, problem).unwrap();
+            let attention = Attention::new(&gpu, problem.clone()).unwrap();
             assert_eq!(attention.plan().grid, None);
             run(&gpu, |encoder| {
                 let k = empty(&[batch, 4, 3, 4], f32);
-                let mask = empty(&[batch, 4], ElementType::Bool);
-                let arguments = AttentionArguments {
-                    q: &empty(&[batch, q_len, 3, 4], f32),
-                    k: &k,
-                    v: &k,
-                    mask: masked.then_some(&mask),
-                    out: &empty(&[batch, q_len, 3, 4], f32),
-                };
-                attention.encode(encoder, arguments).unwrap();
+                let mask = empty(&[batch, 1, 1, 4], ElementType::Bool);
+                attention
+                    .encode(
+                        encoder,
+                        AttentionArguments {
+                            rules: RuleArguments {
+                                mask: masked.then_some(&mask),
+                                ..Default::default()
+                            },
+                            ..AttentionArguments::new(
+                                &empty(&[batch, q_len, 3, 4], f32),
+                                &k,
+                                &k,
+                                &empty(&[batch, q_len, 3, 4], f32),
+                            )
+                        },
+                    )
+                    .unwrap();
             });
         }
     }
@@ -777,8 +805,10 @@ fn every_parameter_arrives_under_its_own_name() {
     let mut echoed = 0;
     for kernel in KERNELS {
         let fragment = match kernel.operation {
-            Operation::Attention => &ATTENTION_PARAMS,
+            Operation::Attention | Operation::Weights => &ATTENTION_PARAMS,
             Operation::Linear => &LINEAR_PARAMS,
+            Operation::Merge => &MERGE_PARAMS,
+            Operation::Copy => &COPY_PARAMS,
         };
         let got = echo(&gpu, fragment, &kernel.params);
         let expected: Vec<u32> = (0..kernel.params.fields.len() as u32).map(number).collect();
@@ -791,7 +821,7 @@ fn every_parameter_arrives_under_its_own_name() {
             echoed += 1;
         }
     }
-    assert!(echoed > 90, "only {echoed} fields");
+    assert!(echoed > 250, "only {echoed} fields");
 }
 
 /// What field `at` is set to. (Read as a float it is an ordinary number, which no driver flushes.)

@@ -16,7 +16,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 use support::{Random, gpu, open, run};
 use wgpu_attention::compare::{Tolerance, compare};
-use wgpu_attention::kernels::{Form, KERNELS, KEY_MASK, Operation};
+use wgpu_attention::kernels::{Form, KERNELS, MASK, Operation, SCORE_RULES};
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::*;
 
@@ -251,12 +251,14 @@ fn every_kernel_builds_under_webgpu_default_limits() {
     for kernel in KERNELS {
         gpu.capabilities().can_run(kernel).unwrap();
         for configuration in (kernel.configurations)() {
-            // Limits do not depend on the rule, and a large head compiles for seconds: those come with one rule
-            // only, and in the lanes form, which declares no more for them, not at all.
-            let head_dim = configuration.get("HEAD_DIM");
-            let second_rule = configuration.rules.contains(&&KEY_MASK);
-            let large = head_dim * configuration.get("ROWS") > 64;
-            if head_dim > 16 && second_rule || kernel.form == Form::Lanes && large {
+            // What is declared does not depend on rules and types, and a large head compiles for seconds: those come
+            // with one rule and type only, and in the lanes form, which declares no more for them, not at all.
+            let size = configuration
+                .get("HEAD_DIM")
+                .max(configuration.get("VALUE_DIM"));
+            let other = configuration.rules.contains(&MASK) || configuration.get("KV_TYPE") > 0;
+            let large = size * configuration.get("ROWS") > 64;
+            if size > 16 && other || kernel.form == Form::Lanes && large {
                 continue;
             }
             let plan = |plan: Result<Plan>| Plan {
@@ -277,10 +279,28 @@ fn every_kernel_builds_under_webgpu_default_limits() {
                         .map(drop)
                 }
                 Operation::Attention => {
-                    let problem = AttentionProblem::new(1, 1, 1, head_dim as usize);
-                    Attention::from_plan(&gpu, problem, plan(problem.plan(gpu.capabilities())))
-                        .map(drop)
+                    let problem = AttentionProblem::new(1, 1, 1, size as usize);
+                    let plan = plan(problem.plan(gpu.capabilities()));
+                    Attention::from_plan(&gpu, problem, plan).map(drop)
                 }
+                Operation::Weights => {
+                    let mut problem = AttentionProblem::new(1, 1, 1, 8);
+                    problem.rules.mask = configuration.rules.contains(&MASK);
+                    problem.rules.bias = configuration.rules.contains(&SCORE_RULES);
+                    AttentionWeights::new(&gpu, problem, WeightsStage::Weights).map(drop)
+                }
+                Operation::Merge => {
+                    let problem = MergeProblem {
+                        parts: 1,
+                        batch: 1,
+                        heads: 1,
+                        q_len: 1,
+                        value_dim: 1,
+                        out_type: ElementType::F32,
+                    };
+                    Merge::new(&gpu, problem).map(drop)
+                }
+                Operation::Copy => TensorCopy::new(&gpu).map(drop),
             };
             result.unwrap_or_else(|error| panic!("{} [{configuration}]: {error}", kernel.name));
             built += 1;
@@ -368,19 +388,23 @@ fn tensors_of_another_gpu_are_refused() {
     }
 
     let problem = AttentionProblem {
-        key_mask: true,
+        rules: AttentionRules {
+            mask: true,
+            ..Default::default()
+        },
         ..AttentionProblem::new(1, 1, 3, 4)
     };
     let attention = Attention::new(&ours, problem).unwrap();
     for (wrong, label) in ["q", "k", "v", "mask", "out"].into_iter().enumerate() {
         let on = |at: usize| if at == wrong { &theirs } else { &ours };
         let of = |at: usize| tensor(on(at), &[1, 3, 1, 4], f32);
+        let [q, k, v, out] = [0, 1, 2, 4].map(of);
         let arguments = AttentionArguments {
-            q: &of(0),
-            k: &of(1),
-            v: &of(2),
-            mask: Some(&tensor(on(3), &[1, 3], ElementType::Bool)),
-            out: &of(4),
+            rules: RuleArguments {
+                mask: Some(&tensor(on(3), &[1, 1, 1, 3], ElementType::Bool)),
+                ..Default::default()
+            },
+            ..AttentionArguments::new(&q, &k, &v, &out)
         };
         refused(label, attention.encode(&mut encoder, arguments));
     }
@@ -796,13 +820,7 @@ fn a_binding_over_the_limit_is_named_before_anything_is_allocated() {
         .unwrap()
         .view();
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
-    let arguments = AttentionArguments {
-        q: &q,
-        k: &k,
-        v: &k,
-        mask: None,
-        out: &out,
-    };
+    let arguments = AttentionArguments::new(&q, &k, &k, &out);
     named(attention.encode(&mut encoder, arguments), 134_217_984);
     gpu.submit(encoder.finish()).unwrap();
     small.check(&gpu, "afterwards");

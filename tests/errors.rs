@@ -62,7 +62,10 @@ fn plans_say_what_is_wrong_with_a_problem() {
         (f32::NEG_INFINITY, "-inf"),
     ] {
         let problem = AttentionProblem {
-            scale: Some(scale),
+            rules: AttentionRules {
+                scale: Some(scale),
+                ..Default::default()
+            },
             ..AttentionProblem::new(1, 2, 8, 16)
         };
         says(
@@ -72,14 +75,14 @@ fn plans_say_what_is_wrong_with_a_problem() {
         );
     }
     says(
-        attention(|p| p.head_dim = 257),
+        attention(|p| p.value_dim = 257),
         "limit",
-        "head_dim needs 257 channels, but the largest compiled head size allows 256; make the problem smaller, or open the device with a higher limit if the adapter has one",
+        "value_dim needs 257 channels, but the largest head of attention_tiled allows 256; make the problem smaller, or open the device with a higher limit if the adapter has one",
     );
     says(
         attention(|p| p.kv_len = 1 << 31),
         "limit",
-        "kv_len needs 2147483648 elements, but sizes of one axis allows 2147483647; make the problem smaller, or open the device with a higher limit if the adapter has one",
+        "kv_len needs 2147483648 tokens, but tokens of one axis allows 536870912; make the problem smaller, or open the device with a higher limit if the adapter has one",
     );
     let few = Capabilities {
         max_storage_buffers: 4,
@@ -88,7 +91,7 @@ fn plans_say_what_is_wrong_with_a_problem() {
     says(
         AttentionProblem::new(1, 1, 1, 1).plan(&few).map(drop),
         "limit",
-        "kernel attention_tiled needs 5 storage buffers, but max_storage_buffers_per_shader_stage allows 4; \
+        "kernel attention_tiled [VALUE_DIM=16 KV_TYPE=0 ROWS=4 KEYS=4 VALUE_KEYS=32 rules/attend_all rules/plain_scores rules/no_rule] needs 6 storage buffers, but max_storage_buffers_per_shader_stage allows 4; \
          make the problem smaller, or open the device with a higher limit if the adapter has one",
     );
     let small = Capabilities {
@@ -284,13 +287,7 @@ fn calls_say_which_argument_is_wrong() {
     let attention = Attention::new(&gpu, AttentionProblem::new(1, 2, 3, 4)).unwrap();
     let good = tensor(&[1, 3, 2, 4], f32).view();
     let out = tensor(&[1, 3, 2, 4], f32).view();
-    let arguments = AttentionArguments {
-        q: &good,
-        k: &good,
-        v: &good,
-        mask: None,
-        out: &out,
-    };
+    let arguments = AttentionArguments::new(&good, &good, &good, &out);
     let wrong = tensor(&[1, 4, 2, 4], f32).view();
     for (name, arguments) in [
         (
@@ -330,12 +327,15 @@ fn calls_say_which_argument_is_wrong() {
         attention.encode(
             &mut encoder,
             AttentionArguments {
-                mask: Some(&mask),
+                rules: RuleArguments {
+                    mask: Some(&mask),
+                    ..Default::default()
+                },
                 ..arguments
             },
         ),
         "shape",
-        "mask: expected no mask as the problem says, got a mask",
+        "mask: expected none as the problem's rules say, got a tensor",
     );
     let strided = tensor(&[1, 3, 4, 2], f32)
         .view()
@@ -528,6 +528,14 @@ const SIZES: [usize; 30] = [
     usize::MAX,
 ];
 
+const TYPES: [ElementType; 5] = [
+    ElementType::F32,
+    ElementType::F32,
+    ElementType::F16,
+    ElementType::BF16,
+    ElementType::Bool,
+];
+
 const SCALES: [Option<f32>; 9] = [
     None,
     Some(0.0),
@@ -627,14 +635,42 @@ fn nonsense_is_planned_or_refused() {
             heads: nonsense.size(),
             q_len: nonsense.size(),
             kv_len: nonsense.size(),
+            kv_heads: nonsense.size(),
             head_dim: nonsense.size(),
-            scale: nonsense.pick(&SCALES),
-            causal: nonsense.pick(&[
-                None,
-                Some(CausalAlignment::TopLeft),
-                Some(CausalAlignment::BottomRight),
-            ]),
-            key_mask: nonsense.pick(&[false, true]),
+            value_dim: nonsense.size(),
+            packed: nonsense.pick(&[false, false, true]),
+            keys: nonsense
+                .pick(&[
+                    None,
+                    None,
+                    Some((0, 1)),
+                    Some((2, 1)),
+                    Some((3, usize::MAX)),
+                ])
+                .map(|(start, end)| start..end),
+            rules: AttentionRules {
+                scale: nonsense.pick(&SCALES),
+                softcap: nonsense.pick(&[None, None, Some(30.0), Some(0.0), Some(f32::NAN)]),
+                causal: nonsense.pick(&[false, true]),
+                alignment: nonsense.pick(&[
+                    None,
+                    Some(Alignment::TopLeft),
+                    Some(Alignment::BottomRight),
+                    Some(Alignment::BottomRight),
+                ]),
+                window_left: nonsense.pick(&[None, None, Some(0), Some(7), Some(usize::MAX)]),
+                window_right: nonsense.pick(&[None, None, Some(0), Some(7), Some(usize::MAX)]),
+                mask: nonsense.pick(&[false, true]),
+                bias: nonsense.pick(&[false, true]),
+                kv_lens: nonsense.pick(&[false, true]),
+                q_lens: nonsense.pick(&[false, true]),
+                alibi: nonsense.pick(&[false, true]),
+                sinks: nonsense.pick(&[false, true]),
+                rule: None,
+            },
+            q_type: nonsense.pick(&TYPES),
+            kv_type: nonsense.pick(&TYPES),
+            out_type: nonsense.pick(&TYPES),
             form: nonsense.form(),
         };
         let capabilities = Capabilities {

@@ -9,21 +9,19 @@
 
 mod support;
 
-use proptest::prelude::*;
-use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use support::check::*;
 use support::{Random, run};
-use wgpu_attention::CausalAlignment::{BottomRight, TopLeft};
-use wgpu_attention::kernels::{Form, HEAD_DIMS, Operation};
+use wgpu_attention::Alignment::{BottomRight, TopLeft};
+use wgpu_attention::kernels::{Form, Operation};
 use wgpu_attention::{
-    AttentionArguments, AttentionProblem, CausalAlignment, Gpu, LinearArguments, LinearProblem,
-    TensorView, reference,
+    Alignment, AttentionArguments, AttentionProblem, AttentionRules, ElementType, Gpu,
+    LinearArguments, LinearProblem, TensorView, reference,
 };
 
 /// Sizes below, on and above the edges of every tile in use (8, 16, 32, 64, 128).
 const EDGES: [usize; 16] = [1, 2, 3, 7, 8, 9, 15, 17, 31, 32, 33, 63, 64, 65, 127, 129];
 
-const CAUSAL: [Option<CausalAlignment>; 3] = [None, Some(TopLeft), Some(BottomRight)];
+const CAUSAL: [Option<Alignment>; 3] = [None, Some(TopLeft), Some(BottomRight)];
 
 /// Runs `check` for every attention kernel, in the planner's configuration, and reports all that fail.
 fn for_each_attention(least: usize, check: impl Fn(&Gpu, &Subject, &mut Failures)) {
@@ -75,7 +73,7 @@ fn check_cases(cases: impl IntoIterator<Item = AttentionCase>, least: usize) {
 fn scored(q_len: usize, scores: &[f32], values: &[f32]) -> AttentionData {
     let problem = AttentionProblem {
         kv_len: scores.len(),
-        scale: Some(1.0),
+        rules: scaled(Some(1.0)),
         ..AttentionProblem::new(1, 1, q_len, 1)
     };
     AttentionData::new(
@@ -84,6 +82,14 @@ fn scored(q_len: usize, scores: &[f32], values: &[f32]) -> AttentionData {
         |_, t, _, _| scores[t],
         |_, t, _, _| values[t],
     )
+}
+
+/// With that scale and no other rule.
+fn scaled(scale: Option<f32>) -> AttentionRules {
+    AttentionRules {
+        scale,
+        ..Default::default()
+    }
 }
 
 /// Attention over zeros with V\[j\] = j: each row is the mean of the keys that it sees.
@@ -98,64 +104,113 @@ fn means(problem: AttentionProblem) -> AttentionData {
 
 // ---------------------------------------------------------------- attention against the reference
 
-/// Compiles and runs all that a kernel has; one test for each half, since they compile side by side.
-fn every_configuration(form: Form, masked: bool) {
+/// Compiles and runs every configuration of a form for f32; of the smaller types those of one size. (The random
+/// problems draw from the others.) One test for each set of rules, since they compile side by side.
+fn every_configuration(form: Form, rules: [&str; 2]) {
     let Some(gpu) = gpu() else { return };
     let mut failures = Failures::default();
-    let mut number = 0;
-    for (at, size) in HEAD_DIMS.into_iter().enumerate() {
-        let lowest = if at == 0 {
-            1
-        } else {
-            HEAD_DIMS[at - 1] as usize + 1
+    let wanted = configurations(Operation::Attention, |configuration| {
+        let names: Vec<&str> = configuration.rules.iter().map(|rule| &*rule.name).collect();
+        names[..2] == rules
+    });
+    let wanted = wanted.iter().filter(|subject| subject.kernel.form == form);
+    for (number, subject) in wanted.enumerate() {
+        let Some(configuration) = &subject.configuration else {
+            continue;
         };
-        for (head_dim, hide) in [(lowest, Hide::Random), (size as usize, Hide::Item)] {
-            let case = AttentionCase {
-                hide: if masked { hide } else { Hide::NoMask },
-                causal: CAUSAL[number % 3],
-                layout: LAYOUTS[number % 5],
-                seed: number as u64,
+        let size = configuration
+            .get("HEAD_DIM")
+            .max(configuration.get("VALUE_DIM")) as usize;
+        let element_type = |name: &str| {
+            [ElementType::F32, ElementType::F16, ElementType::BF16]
+                [configuration.get(name) as usize]
+        };
+        let kv_type = element_type("KV_TYPE");
+        let q_type = match form {
+            Form::Lanes => element_type("Q_TYPE"),
+            Form::Tiled => kv_type,
+        };
+        if (q_type, kv_type) != (ElementType::F32, ElementType::F32) && size != 16 {
+            continue;
+        }
+        // The size itself, and the smallest that is rounded up to it.
+        let smallest = match (form, size) {
+            (Form::Tiled, 16) | (_, 8) => 1,
+            (_, 96) => 65,
+            (_, 128) => 97,
+            (_, 192) => 129,
+            (_, 256) => 193,
+            _ => size / 2 + 1,
+        };
+        for value_dim in [size, smallest] {
+            let mut random = Random::new(number as u64);
+            let problem = AttentionProblem {
+                kv_heads: 1,
+                kv_len: 33 + number % 7,
+                // As large as fits the lanes form; the tiled one takes any.
+                head_dim: [size, smallest][number % 2].min(80),
+                value_dim,
+                q_type,
+                kv_type,
+                rules: AttentionRules {
+                    causal: number % 3 > 0,
+                    alignment: [TopLeft, BottomRight][number % 2].into(),
+                    ..Default::default()
+                },
                 // Not a multiple of any tile, and more than one of the largest.
-                ..AttentionCase::new(2, 1, 65 + number % 5, 33 + number % 7, head_dim)
+                ..AttentionProblem::new(2, 2, 65 + number % 5, 1)
             };
-            number += 1;
-            let prepared = case.prepare();
-            let rule = if masked {
-                "rules/key_mask"
-            } else {
-                "rules/attend_all"
+            let mut data = AttentionData {
+                layout: LAYOUTS[number % 5],
+                ..random_operands(problem, &mut random)
             };
-            let wanted = configurations(Operation::Attention, |configuration| {
-                configuration.get("HEAD_DIM") == size
-                    && configuration.rules.iter().any(|r| r.name == rule)
-            });
-            for subject in wanted.iter().filter(|s| s.kernel.form == form) {
-                let result = prepared.check(&gpu, subject);
-                failures.note(format!("{subject} {case:?}"), result);
+            let [b, h, q, k] = [2, 2, data.problem.q_len, data.problem.kv_len];
+            if rules[0] == "rules/mask" {
+                data = data.with_mask([b, 1, q, k], random.bools(b * q * k));
             }
+            if rules[1] == "rules/scores" {
+                data = data.with_bias([1, h, q, k], random.normals(h * q * k));
+                data.problem.rules.softcap = Some(2.0);
+            }
+            let what = format!("{subject} {:?}", data.problem);
+            failures.note(what, data.prepare().check(&gpu, subject));
         }
     }
-    failures.report(2 * HEAD_DIMS.len());
+    failures.report(14);
 }
+
+const PLAIN: [&str; 2] = ["rules/attend_all", "rules/plain_scores"];
+const MASKED: [&str; 2] = ["rules/mask", "rules/plain_scores"];
+const SCORED: [&str; 2] = ["rules/mask", "rules/scores"];
 
 #[test]
 fn every_configuration_of_the_tiled_attention_matches_the_reference() {
-    every_configuration(Form::Tiled, false);
+    every_configuration(Form::Tiled, PLAIN);
 }
 
 #[test]
 fn every_configuration_of_the_tiled_attention_with_a_mask_matches_the_reference() {
-    every_configuration(Form::Tiled, true);
+    every_configuration(Form::Tiled, MASKED);
+}
+
+#[test]
+fn every_configuration_of_the_tiled_attention_with_score_rules_matches_the_reference() {
+    every_configuration(Form::Tiled, SCORED);
 }
 
 #[test]
 fn every_configuration_of_the_lanes_attention_matches_the_reference() {
-    every_configuration(Form::Lanes, false);
+    every_configuration(Form::Lanes, PLAIN);
 }
 
 #[test]
 fn every_configuration_of_the_lanes_attention_with_a_mask_matches_the_reference() {
-    every_configuration(Form::Lanes, true);
+    every_configuration(Form::Lanes, MASKED);
+}
+
+#[test]
+fn every_configuration_of_the_lanes_attention_with_score_rules_matches_the_reference() {
+    every_configuration(Form::Lanes, SCORED);
 }
 
 /// jax-ml/jax#27224, pytorch/pytorch#159247: right only where lengths divide the block.
@@ -192,12 +247,16 @@ fn lengths_around_every_tile_edge_match_the_reference() {
             let masked = case.hide != Hide::NoMask;
             // Every block of queries, whatever the planner would choose.
             for subject in configurations(Operation::Attention, |configuration| {
-                configuration.get("HEAD_DIM") == 8
+                let rules = if masked { MASKED } else { PLAIN };
+                let f32 = configuration.get("Q_TYPE") + configuration.get("KV_TYPE") == 0;
+                let size = configuration.get("HEAD_DIM") + configuration.get("VALUE_DIM");
+                f32 && [8, 16].contains(&size)
                     && configuration
                         .rules
                         .iter()
-                        .any(|r| r.name == "rules/key_mask")
-                        == masked
+                        .map(|rule| &*rule.name)
+                        .take(2)
+                        .eq(rules)
             }) {
                 let result = prepared.check(&gpu, &subject);
                 failures.note(format!("{subject} {case:?}"), result);
@@ -261,7 +320,7 @@ fn scales_are_used_as_given() {
         for (scale, expected) in right {
             let problem = AttentionProblem {
                 kv_len: 2,
-                scale,
+                rules: scaled(scale),
                 ..AttentionProblem::new(1, 1, 1, 16)
             };
             let first = |_, t, _, _| if t == 0 { 1.0 } else { 0.0 };
@@ -273,72 +332,6 @@ fn scales_are_used_as_given() {
             );
         }
     });
-}
-
-/// Random problems, shrunk where one fails. The numbers are the same every time;
-/// `WGPU_ATTENTION_SEED=n` draws others, `WGPU_ATTENTION_CASES=n` more of them.
-#[test]
-fn random_problems_match_the_reference() {
-    let Some(gpu) = gpu() else { return };
-    let number = |name, otherwise| {
-        std::env::var(name).map_or(otherwise, |value| value.parse().expect("a number"))
-    };
-    let seed: u64 = number("WGPU_ATTENTION_SEED", 1);
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config {
-        cases: number("WGPU_ATTENTION_CASES", 60) as u32,
-        max_shrink_iters: 200,
-        failure_persistence: None,
-        ..Config::default()
-    };
-    let mut runner =
-        TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
-    let sizes = (
-        1..=3usize,
-        1..=3usize,
-        1..=140usize,
-        1..=140usize,
-        1..=64usize,
-    );
-    let rules = (
-        prop::sample::select(CAUSAL.to_vec()),
-        prop::sample::select(vec![
-            Hide::NoMask,
-            Hide::Nothing,
-            Hide::Random,
-            Hide::Item,
-            Hide::First(40),
-        ]),
-        prop::sample::select(LAYOUTS.to_vec()),
-        prop::option::of(-1.5f32..1.5),
-        any::<bool>(),
-        any::<u64>(),
-    );
-    let result = runner.run(&(sizes, rules), |(sizes, rules)| {
-        let (batch, heads, q_len, kv_len, head_dim) = sizes;
-        let (causal, hide, layout, scale, poison, seed) = rules;
-        let case = AttentionCase {
-            causal,
-            hide,
-            layout,
-            scale,
-            poison,
-            seed,
-            ..AttentionCase::new(batch, heads, q_len, kv_len, head_dim)
-        };
-        let prepared = case.prepare();
-        for subject in kernels(Operation::Attention) {
-            let result = prepared.check(&gpu, &subject);
-            result.map_err(|error| TestCaseError::fail(format!("{subject} {case:?}: {error}")))?;
-        }
-        Ok(())
-    });
-    assert!(
-        result.is_ok(),
-        "WGPU_ATTENTION_SEED={seed}: {}",
-        result.unwrap_err()
-    );
 }
 
 /// ggml-org/llama.cpp#23040, ml-explore/mlx#4022: garbage at some lengths of the cache when decoding.
@@ -365,12 +358,6 @@ fn many_heads_by_hundreds_of_tokens_match_the_reference() {
                 ..AttentionCase::new(1, 32, tokens, tokens, 8)
             };
             let data = case.data();
-            let (q, k, v) = (
-                reference::widen(&data.q),
-                reference::widen(&data.k),
-                reference::widen(&data.v),
-            );
-            let inputs = data.inputs(&q, &k, &v);
             let result = data.run(gpu, subject).and_then(|got| {
                 for (head, query) in [
                     (0, 0),
@@ -379,7 +366,9 @@ fn many_heads_by_hundreds_of_tokens_match_the_reference() {
                     (31, tokens - 1),
                     (17, 200),
                 ] {
-                    let row = reference::attention_row(&inputs, 0, head, query).unwrap();
+                    let row = data.with_inputs(|inputs| {
+                        reference::attention_row(inputs, 0, head, query).unwrap()
+                    });
                     let at = (query * 32 + head) * 8;
                     matches(&got[at..at + 8], &row.out, &[8])?;
                 }
@@ -429,16 +418,10 @@ fn one_view_may_be_q_k_and_v() {
         (data.k, data.v) = (data.q.clone(), data.q.clone());
         let expected = data.expected();
         let attention = subject.attention(gpu, &data.problem).unwrap();
-        let ([q, ..], _) = data.upload(gpu);
+        let q = data.upload(gpu).q;
         let (guarded, out) = data.output(gpu);
         run(gpu, |encoder| {
-            let arguments = AttentionArguments {
-                q: &q,
-                k: &q,
-                v: &q,
-                mask: None,
-                out: &out,
-            };
+            let arguments = AttentionArguments::new(&q, &q, &q, &out);
             attention.encode(encoder, arguments).unwrap();
         });
         let got = read_output(&guarded, &out);
@@ -465,25 +448,20 @@ fn views_of_single_batch_items_may_begin_anywhere() {
         );
         let one = AttentionProblem {
             batch: 1,
-            ..problem
+            ..data.problem.clone()
         };
         let attention = subject.attention(gpu, &one).unwrap();
-        let ([q, k, v], _) = data.upload(gpu);
+        let Uploaded { q, k, v, .. } = data.upload(gpu);
         for item in 0..3 {
             let only = |view: &TensorView| sliced(view, 0, item..item + 1);
             let data = AttentionData {
-                problem: one,
+                problem: one.clone(),
                 ..data.clone()
             };
             let (guarded, out) = data.output(gpu);
             run(gpu, |encoder| {
-                let arguments = AttentionArguments {
-                    q: &only(&q),
-                    k: &only(&k),
-                    v: &only(&v),
-                    mask: None,
-                    out: &out,
-                };
+                let (q, k, v) = (only(&q), only(&k), only(&v));
+                let arguments = AttentionArguments::new(&q, &k, &v, &out);
                 attention.encode(encoder, arguments).unwrap();
             });
             let base = item as f64 * 100.0 + 5.0;
@@ -503,7 +481,7 @@ fn views_of_single_batch_items_may_begin_anywhere() {
 fn head_outputs_lie_side_by_side() {
     for_each_attention(2, |gpu, subject, failures| {
         let problem = AttentionProblem {
-            causal: Some(TopLeft),
+            rules: AttentionRules::causal(TopLeft),
             ..AttentionProblem::new(1, 2, 2, 2)
         };
         let data = AttentionData::new(
@@ -527,7 +505,7 @@ fn causal_rows_are_means_of_the_keys_they_see() {
     struct Case {
         q_len: usize,
         kv_len: usize,
-        causal: Option<CausalAlignment>,
+        causal: Option<Alignment>,
         hidden: Option<usize>,
         right: &'static [f64],
     }
@@ -568,7 +546,11 @@ fn causal_rows_are_means_of_the_keys_they_see() {
             } = *case;
             let problem = AttentionProblem {
                 kv_len,
-                causal,
+                rules: AttentionRules {
+                    causal: causal.is_some(),
+                    alignment: causal,
+                    ..Default::default()
+                },
                 ..AttentionProblem::new(1, 1, q_len, 1)
             };
             let mut data = means(problem);
@@ -803,7 +785,7 @@ fn values_of_1_give_1() {
             );
             let got = ones.run(gpu, subject);
             failures.note(
-                format!("{subject} equal scores, {problem:?}"),
+                format!("{subject} equal scores, {:?}", ones.problem),
                 got.and_then(|got| all_equal(&got, 1.0)),
             );
             let mut random = AttentionCase::new(1, 2, q_len, kv_len, 5).data();
@@ -817,7 +799,10 @@ fn values_of_1_give_1() {
                     Err(format!("off by {worst:e}"))
                 }
             });
-            failures.note(format!("{subject} random scores, {problem:?}"), result);
+            failures.note(
+                format!("{subject} random scores, {:?}", random.problem),
+                result,
+            );
         }
     });
 }
@@ -930,7 +915,8 @@ fn equal_batch_items_and_heads_give_equal_bits() {
             let problem = AttentionProblem {
                 batch: 3,
                 heads: 3,
-                ..one.problem
+                kv_heads: 3,
+                ..one.problem.clone()
             };
             let from = |values: Vec<f32>| move |_, t: usize, _, d: usize| values[t * 8 + d];
             let many = AttentionData::new(
@@ -1071,7 +1057,7 @@ fn rows_past_65535_are_softmaxed_too() {
         for (batch, heads, q_len) in [(1, 1, 65_535), (2, 1, 32_768), (1, 3, 43_691)] {
             let problem = AttentionProblem {
                 kv_len: 3,
-                scale: Some(1.0),
+                rules: scaled(Some(1.0)),
                 ..AttentionProblem::new(batch, heads, q_len, 3)
             };
             let data = AttentionData::new(

@@ -8,10 +8,11 @@
 
 mod support;
 
+use support::Random;
 use support::check::*;
-use wgpu_attention::CausalAlignment::{BottomRight, TopLeft};
-use wgpu_attention::kernels::{Form, Fragment, KEY_MASK, Kernel, Operation, find};
-use wgpu_attention::{AttentionProblem, Gpu, wgpu};
+use wgpu_attention::Alignment::{BottomRight, TopLeft};
+use wgpu_attention::kernels::{Form, Fragment, Kernel, Operation, find};
+use wgpu_attention::{AttentionProblem, AttentionRules, ElementType, Gpu, wgpu};
 
 /// In which file, which text, and what stands there instead. The text occurs exactly once.
 type Edit = (&'static str, &'static str, &'static str);
@@ -32,8 +33,15 @@ const fn mutant(name: &'static str, kernel: &'static str, edits: &'static [Edit]
 
 const TILED: &str = "attention_tiled";
 const LANES: &str = "attention_lanes";
-const RANGE: &str = "shared/key_range";
-const MASK: &str = "rules/key_mask";
+/// Which rows of a workgroup are stored.
+const STORED: &str = "if (row < item.rows)";
+const ITEM: &str = "shared/item";
+const MASK: &str = "rules/mask";
+const RULES: &str = "rules/scores";
+const PAIR: &str = "shared/pair";
+const ELEMENTS: &str = "shared/elements";
+const STORE: &str = "shared/store";
+const STORE_LSE: &str = "shared/store_lse";
 
 static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
@@ -53,26 +61,22 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "first_key < seen_by_any; first_key += BLOCK_K",
-            "first_key + BLOCK_K <= seen_by_any; first_key += BLOCK_K",
+            "first_key < seen_to; first_key += BLOCK_K",
+            "first_key + BLOCK_K <= seen_to; first_key += BLOCK_K",
         )],
     ),
     mutant(
         "dropped last key",
         LANES,
-        &[(
-            LANES,
-            "key < seen_by_any; key++",
-            "key + 1u < seen_by_any; key++",
-        )],
+        &[(LANES, "key < seen_to; key++", "key + 1u < seen_to; key++")],
     ),
     mutant(
         "padding scored 0",
         TILED,
         &[(
             TILED,
-            "if (key < limit[r] &&",
-            "if ((key >= params.kv_len || key < limit[r]) &&",
+            "if (key >= from_key[r] && key < limit[r])",
+            "if (key >= from_key[r] && (key >= params.kv_len || key < limit[r]))",
         )],
     ),
     mutant(
@@ -81,13 +85,13 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         &[
             (
                 LANES,
-                "key < seen_by_any; key++",
-                "key < (seen_by_any + 7u) / 8u * 8u; key++",
+                "key < seen_to; key++",
+                "key < (seen_to + 7u) / 8u * 8u; key++",
             ),
             (
                 LANES,
-                "visible[r] = key < limit[r] &&",
-                "visible[r] = (key >= params.kv_len || key < limit[r]) &&",
+                "& (key < limit[r])",
+                "& (key >= params.kv_len || key < limit[r])",
             ),
         ],
     ),
@@ -95,15 +99,11 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         "padded channels counted",
         LANES,
         &[
+            (LANES, "select(0.0, q_d, d < params.head_dim)", "q_d"),
             (
                 LANES,
-                "select(0.0, q[base + min(d, last_channel)] * params.scale, d < params.head_dim)",
-                "q[base + min(d, last_channel)] * params.scale",
-            ),
-            (
-                LANES,
-                "select(0.0, k[k_row + min(d, last_channel)], d < params.head_dim)",
-                "k[k_row + min(d, last_channel)]",
+                "select(0.0, value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE), d < params.head_dim)",
+                "value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE)",
             ),
         ],
     ),
@@ -202,20 +202,28 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "last row not stored",
         TILED,
-        &[(TILED, "if (row <= last_query)", "if (row < last_query)")],
+        &[(
+            TILED,
+            STORED,
+            "if (row + 1u < item.rows)",
+        )],
     ),
     mutant(
         "last row not stored",
         LANES,
-        &[(LANES, "if (row <= last_query)", "if (row < last_query)")],
+        &[(
+            LANES,
+            STORED,
+            "if (row + 1u < item.rows)",
+        )],
     ),
     mutant(
         "row past the end stored",
         TILED,
         &[(
             TILED,
-            "if (row <= last_query)",
-            "if (row <= last_query + 1u)",
+            STORED,
+            "if (row < item.rows + 1u)",
         )],
     ),
     mutant(
@@ -223,8 +231,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "if (row <= last_query)",
-            "if (row <= last_query + 1u)",
+            STORED,
+            "if (row < item.rows + 1u)",
         )],
     ),
     mutant(
@@ -232,71 +240,23 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "if (channel < params.head_dim) {\n                    //",
-            "if (channel <= params.head_dim) {\n                    //",
+            "channel + 1u < params.value_dim",
+            "channel < params.value_dim",
         )],
     ),
     mutant(
         "channel past the end stored",
         LANES,
-        &[(
-            LANES,
-            "if (d < params.head_dim)",
-            "if (d <= params.head_dim)",
-        )],
-    ),
-    mutant(
-        "a key too few under causality",
-        TILED,
-        &[(RANGE, "params.causal_offset + 1", "params.causal_offset")],
-    ),
-    mutant(
-        "a key too few under causality",
-        LANES,
-        &[(RANGE, "params.causal_offset + 1", "params.causal_offset")],
-    ),
-    mutant(
-        "a key too many under causality",
-        TILED,
-        &[(
-            RANGE,
-            "params.causal_offset + 1",
-            "params.causal_offset + 2",
-        )],
-    ),
-    mutant(
-        "a key too many under causality",
-        LANES,
-        &[(
-            RANGE,
-            "params.causal_offset + 1",
-            "params.causal_offset + 2",
-        )],
-    ),
-    mutant(
-        "causality ignored",
-        TILED,
-        &[(RANGE, "params.causal == 0u", "true")],
-    ),
-    mutant(
-        "causality ignored",
-        LANES,
-        &[(RANGE, "params.causal == 0u", "true")],
-    ),
-    mutant(
-        "causal corner ignored",
-        TILED,
-        &[(RANGE, "params.causal_offset + 1", "1")],
-    ),
-    mutant(
-        "causal corner ignored",
-        LANES,
-        &[(RANGE, "params.causal_offset + 1", "1")],
+        &[(LANES, "d + 1u < params.value_dim", "d < params.value_dim")],
     ),
     mutant(
         "causality only by tiles",
         TILED,
-        &[(TILED, "if (key < limit[r] &&", "if (key < seen_by_any &&")],
+        &[(
+            TILED,
+            "if (key >= from_key[r] && key < limit[r])",
+            "if (key < seen_to)",
+        )],
     ),
     mutant(
         "batch stride of q ignored",
@@ -339,16 +299,6 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         &[(LANES, "batch * params.out_batch_stride", "0u")],
     ),
     mutant(
-        "batch stride of the mask ignored",
-        TILED,
-        &[(MASK, "batch * params.mask_batch_stride", "0u")],
-    ),
-    mutant(
-        "batch stride of the mask ignored",
-        LANES,
-        &[(MASK, "batch * params.mask_batch_stride", "0u")],
-    ),
-    mutant(
         "head of q ignored",
         TILED,
         &[(TILED, "head * params.q_head_stride", "0u")],
@@ -361,20 +311,20 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "head of k ignored",
         TILED,
-        &[(TILED, "head * params.k_head_stride", "0u")],
+        &[(TILED, "kv_head * params.k_head_stride", "0u")],
     ),
     mutant(
         "head of k ignored",
         LANES,
-        &[(LANES, "head * params.k_head_stride", "0u")],
+        &[(LANES, "kv_head * params.k_head_stride", "0u")],
     ),
     mutant(
         "v of the next head",
         TILED,
         &[(
             TILED,
-            "head * params.v_head_stride",
-            "(head + 1u) % params.heads * params.v_head_stride",
+            "kv_head * params.v_head_stride",
+            "(kv_head + 1u) % (params.heads / params.group) * params.v_head_stride",
         )],
     ),
     mutant(
@@ -382,8 +332,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "head * params.v_head_stride",
-            "(head + 1u) % params.heads * params.v_head_stride",
+            "kv_head * params.v_head_stride",
+            "(kv_head + 1u) % (params.heads / params.group) * params.v_head_stride",
         )],
     ),
     mutant(
@@ -407,57 +357,41 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         &[(LANES, "params.out_offset", "0u")],
     ),
     mutant(
-        "offset of the mask ignored",
-        TILED,
-        &[(MASK, "params.mask_offset", "0u")],
-    ),
-    mutant(
-        "offset of the mask ignored",
-        LANES,
-        &[(MASK, "params.mask_offset", "0u")],
-    ),
-    mutant(
         "keys read by the stride of queries",
         TILED,
-        &[(TILED, "params.k_token_stride", "params.q_token_stride")],
+        &[(
+            TILED,
+            "key * params.k_token_stride",
+            "key * params.q_token_stride",
+        )],
     ),
     mutant(
         "keys read by the stride of queries",
         LANES,
-        &[(LANES, "params.k_token_stride", "params.q_token_stride")],
+        &[(
+            LANES,
+            "key * params.k_token_stride",
+            "key * params.q_token_stride",
+        )],
     ),
     mutant(
         "keys read as if contiguous",
         TILED,
-        &[(TILED, "params.k_token_stride", "params.head_dim")],
+        &[(
+            TILED,
+            "key * params.k_token_stride",
+            "key * params.head_dim",
+        )],
     ),
     mutant(
         "keys read as if contiguous",
         LANES,
-        &[(LANES, "params.k_token_stride", "params.head_dim")],
+        &[(
+            LANES,
+            "key * params.k_token_stride",
+            "key * params.head_dim",
+        )],
     ),
-    mutant(
-        "mask ignored",
-        TILED,
-        &[(MASK, "& 0xffu) != 0u", "& 0xffu) < 256u")],
-    ),
-    mutant(
-        "mask ignored",
-        LANES,
-        &[(MASK, "& 0xffu) != 0u", "& 0xffu) < 256u")],
-    ),
-    mutant(
-        "mask polarity flipped",
-        TILED,
-        &[(MASK, "& 0xffu) != 0u", "& 0xffu) == 0u")],
-    ),
-    mutant(
-        "mask polarity flipped",
-        LANES,
-        &[(MASK, "& 0xffu) != 0u", "& 0xffu) == 0u")],
-    ),
-    mutant("mask read by words", TILED, &[(MASK, "byte % 4u", "0u")]),
-    mutant("mask read by words", LANES, &[(MASK, "byte % 4u", "0u")]),
     mutant(
         "hidden values multiplied by 0",
         TILED,
@@ -500,7 +434,7 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "HIDES_SINGLE_KEYS || first_key + BLOCK_K > seen_by_all;",
+            "HIDES_SINGLE_KEYS || first_key < full_from || first_key + BLOCK_K > full_to;",
             "HIDES_SINGLE_KEYS;",
         )],
     ),
@@ -510,7 +444,7 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         &[(
             TILED,
             "select(0.0, sum[r * COLUMNS + c] / row_total, seen[r])",
-            "sum[r * COLUMNS + c] / row_total",
+            "(sum[r * COLUMNS + c] / row_total)",
         )],
     ),
     mutant(
@@ -518,8 +452,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "select(sum[r * HEAD_DIM + d] / divisor, 0.0, total[r] == 0.0)",
-            "sum[r * HEAD_DIM + d] / divisor",
+            "select(sum[r * HEAD_DIM + d] / divisor, 0.0, none)",
+            "(sum[r * HEAD_DIM + d] / divisor)",
         )],
     ),
     mutant(
@@ -536,7 +470,7 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "chunk < HEAD_DIM; chunk += CHUNK",
+            "chunk < params.head_dim; chunk += CHUNK",
             "chunk < CHUNK; chunk += CHUNK",
         )],
     ),
@@ -549,6 +483,360 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
             "first < VALUE_KEYS; first += VALUE_KEYS",
         )],
     ),
+    mutant(
+        "windows of full blocks seen by rows past them",
+        TILED,
+        &[(TILED, "first_key < full_from || ", "")],
+    ),
+    mutant(
+        "a row's first key ignored",
+        TILED,
+        &[(
+            TILED,
+            "if (key >= from_key[r] && key < limit[r])",
+            "if (key < limit[r])",
+        )],
+    ),
+    mutant(
+        "a row's first key ignored",
+        LANES,
+        &[(LANES, "& (key >= from_key[r])", "")],
+    ),
+    mutant(
+        "channels of v counted as those of q",
+        TILED,
+        &[(
+            TILED,
+            "channel < params.value_dim) {\n                    let",
+            "channel < params.head_dim) {\n                    let",
+        )],
+    ),
+    mutant(
+        "channels of v counted as those of q",
+        LANES,
+        &[(LANES, "params.value_dim - 1u", "params.head_dim - 1u")],
+    ),
+    mutant(
+        "the sink counted by every invocation of a row",
+        TILED,
+        &[(TILED, "seen[r] && local.x == 0u", "seen[r]")],
+    ),
+    mutant(
+        "the sink kept out of the maximum",
+        LANES,
+        &[(
+            LANES,
+            "highest[r] = select(0.0, item.sink, sinks);",
+            "highest[r] = 0.0;",
+        )],
+    ),
+];
+
+/// Broken fragments: each breaks every attention kernel that it is linked into.
+static RULE_MUTANTS: &[(&str, &[Edit])] = &[
+    (
+        "a key too few under causality",
+        &[(ITEM, "params.window_right + 1", "params.window_right")],
+    ),
+    (
+        "a key too many under causality",
+        &[(ITEM, "params.window_right + 1", "params.window_right + 2")],
+    ),
+    (
+        "right window and causality ignored",
+        &[(ITEM, "params.window_right >= 0", "false")],
+    ),
+    (
+        "alignment swapped",
+        &[(
+            ITEM,
+            "params.bottom_right != 0u",
+            "params.bottom_right == 0u",
+        )],
+    ),
+    (
+        "alignment ignored",
+        &[(ITEM, "params.bottom_right != 0u", "false")],
+    ),
+    (
+        "alignment by the padded lengths",
+        &[(
+            ITEM,
+            "i32(item.kv_len) - i32(item.q_len)",
+            "i32(params.kv_len) - i32(params.q_len)",
+        )],
+    ),
+    (
+        "left window a key too few",
+        &[(
+            ITEM,
+            "own - params.window_left",
+            "own - params.window_left + 1",
+        )],
+    ),
+    (
+        "left window a key too many",
+        &[(
+            ITEM,
+            "own - params.window_left",
+            "own - params.window_left - 1",
+        )],
+    ),
+    (
+        "left window ignored",
+        &[(ITEM, "params.window_left >= 0", "false")],
+    ),
+    (
+        "key lengths ignored",
+        &[(ITEM, "params.kv_lens_at != NONE", "false")],
+    ),
+    // microsoft/onnxruntime#29247
+    (
+        "key length of item 0",
+        &[(ITEM, "params.kv_lens_at + batch", "params.kv_lens_at")],
+    ),
+    (
+        "query lengths ignored",
+        &[(ITEM, "params.q_lens_at != NONE", "false")],
+    ),
+    (
+        "query length of item 0",
+        &[(ITEM, "params.q_lens_at + batch", "params.q_lens_at")],
+    ),
+    (
+        "sink ignored",
+        &[(ITEM, "params.sinks_at != NONE", "false")],
+    ),
+    (
+        "sink of head 0",
+        &[(ITEM, "params.sinks_at + head", "params.sinks_at")],
+    ),
+    (
+        "slope of head 0",
+        &[(
+            ITEM,
+            "params.slopes_batch_stride + head]",
+            "params.slopes_batch_stride]",
+        )],
+    ),
+    (
+        "slopes of item 0",
+        &[(ITEM, "batch * params.slopes_batch_stride", "0u")],
+    ),
+    (
+        "packed queries from the start",
+        &[(
+            ITEM,
+            "min(tables[params.cu_seqlens_q_at + batch], params.q_total)",
+            "0u",
+        )],
+    ),
+    (
+        "packed keys from the start",
+        &[(
+            ITEM,
+            "min(tables[params.cu_seqlens_k_at + batch], params.kv_total)",
+            "0u",
+        )],
+    ),
+    (
+        "packed keys without an end",
+        &[(
+            ITEM,
+            "min(item.kv_len, max(k_end, item.k_start) - item.k_start)",
+            "item.kv_len",
+        )],
+    ),
+    (
+        "packed queries without an end",
+        &[(
+            ITEM,
+            "min(item.rows, max(q_end, item.q_start) - item.q_start)",
+            "item.rows",
+        )],
+    ),
+    (
+        "begin of the keys ignored",
+        &[(ITEM, "max(params.key_begin, ", "max(0u, ")],
+    ),
+    (
+        "end of the keys ignored",
+        &[(ITEM, "min(item.kv_len, params.key_end)", "item.kv_len")],
+    ),
+    (
+        "mask ignored",
+        &[(MASK, "& 0xffu) != 0u", "& 0xffu) < 256u")],
+    ),
+    (
+        "mask polarity flipped",
+        &[(MASK, "& 0xffu) != 0u", "& 0xffu) == 0u")],
+    ),
+    ("mask read by words", &[(MASK, "byte % 4u", "0u")]),
+    (
+        "offset of the mask ignored",
+        &[(MASK, "params.mask_offset", "0u")],
+    ),
+    (
+        "mask of item 0",
+        &[(MASK, "item.batch * params.mask_batch_stride", "0u")],
+    ),
+    (
+        "mask of head 0",
+        &[(MASK, "item.head * params.mask_head_stride", "0u")],
+    ),
+    (
+        "mask of query 0",
+        &[(MASK, "query * params.mask_query_stride", "0u")],
+    ),
+    (
+        "mask of key 0",
+        &[(MASK, "key * params.mask_key_stride", "0u")],
+    ),
+    ("bias ignored", &[(RULES, "sloped + added", "sloped")]),
+    (
+        "offset of the bias ignored",
+        &[(RULES, "params.bias_offset", "0u")],
+    ),
+    (
+        "bias of item 0",
+        &[(RULES, "item.batch * params.bias_batch_stride", "0u")],
+    ),
+    (
+        "bias of head 0",
+        &[(RULES, "item.head * params.bias_head_stride", "0u")],
+    ),
+    (
+        "bias of query 0",
+        &[(RULES, "query * params.bias_query_stride", "0u")],
+    ),
+    (
+        "bias of key 0",
+        &[(RULES, "key * params.bias_key_stride", "0u")],
+    ),
+    (
+        "bias of -infinity added to NaN",
+        &[(RULES, "Pair(!weighs_nothing(added)", "Pair(true")],
+    ),
+    (
+        "slope's sign",
+        &[(RULES, "- item.slope * f32", "+ item.slope * f32")],
+    ),
+    (
+        "distance from the diagonal",
+        &[(
+            RULES,
+            "i32(query) + item.own - i32(key)",
+            "i32(query) - i32(key)",
+        )],
+    ),
+    (
+        "distance of keys before only",
+        &[(RULES, "= abs(i32(query)", "= max(0, i32(query)")],
+    ),
+    (
+        "softcap ignored",
+        &[(RULES, "params.softcap == 0.0", "true")],
+    ),
+    (
+        "softcap after the bias",
+        &[
+            (
+                RULES,
+                "let sloped = capped(product)",
+                "let sloped = product",
+            ),
+            (
+                RULES,
+                "added), sloped + added)",
+                "added), capped(sloped + added))",
+            ),
+        ],
+    ),
+    (
+        "softcap of positive scores only",
+        &[(RULES, "select(ratio, -ratio, x < 0.0)", "ratio")],
+    ),
+    (
+        "own mask ignored",
+        &[(
+            PAIR,
+            "\n        & may_attend(item.batch, item.head, query, key)",
+            "",
+        )],
+    ),
+    (
+        "own score ignored",
+        &[(PAIR, "Pair(visible, ruled)", "Pair(visible, scored.score)")],
+    ),
+    ("own score of -infinity seen", &[(PAIR, " & !hidden", "")]),
+    (
+        "own rule by KV head",
+        &[(
+            PAIR,
+            "score(scored.score, item.batch, item.head,",
+            "score(scored.score, item.batch, item.head / params.group,",
+        )],
+    ),
+    (
+        "wrong half of a word",
+        &[(ELEMENTS, "(index & 1u) * 16u", "0u")],
+    ),
+    (
+        "f16 cut off instead of rounded",
+        &[(ELEMENTS, "size + 0xfffu + ((size >> 13u) & 1u)", "size")],
+    ),
+    (
+        "bf16 cut off instead of rounded",
+        &[(ELEMENTS, "(bits + 0x7fffu + ((bits >> 16u) & 1u))", "bits")],
+    ),
+    (
+        "bf16 read as f16",
+        &[(
+            ELEMENTS,
+            "select(f16_value_bits(half), half << 16u, element == BF16)",
+            "f16_value_bits(half)",
+        )],
+    ),
+    (
+        "the other half of a last word overwritten",
+        &[(STORE, "out[index >> 1u] & 0xffff0000u", "0u")],
+    ),
+    (
+        "log-sum-exp of an empty row",
+        &[(
+            STORE_LSE,
+            "select(0xff800000u, bitcast<u32>(value), any)",
+            "bitcast<u32>(value)",
+        )],
+    ),
+];
+
+/// The same in each kernel's own text.
+static KERNEL_RULE_MUTANTS: &[(&str, &str, &str)] = &[
+    // onnx/onnx#7274
+    (
+        "KV head by modulo",
+        "head / params.group",
+        "head % (params.heads / params.group)",
+    ),
+    // AI-Hypercomputer/maxtext#4442, microsoft/onnxruntime#24309
+    (
+        "KV head as if each query head had its own",
+        "head / params.group",
+        "head",
+    ),
+    (
+        "rows past a packed sequence stored",
+        "if (row < item.rows)",
+        "if (row < params.q_len)",
+    ),
+    (
+        "packed output from the start",
+        "(item.q_start + row) * params.out_token_stride",
+        "row * params.out_token_stride",
+    ),
+    ("log-sum-exp in base 2", "+ log(", "+ log2("),
+    ("sinks ignored by the kernel", "item.has_sink", "false"),
 ];
 
 const LTILED: &str = "linear_tiled";
@@ -767,33 +1055,36 @@ static LINEAR_MUTANTS: &[Mutant] = &[
 ];
 
 /// A text with `from`, which occurs once, replaced.
-fn edited(text: &'static str, (file, from, to): Edit) -> &'static str {
+fn edited(text: &str, (file, from, to): Edit) -> String {
     let count = text.matches(from).count();
     assert_eq!(count, 1, "{file}.wgsl holds {count} times `{from}`");
-    let text = text.replace(from, to);
-    Box::leak(text.into_boxed_str())
+    text.replace(from, to)
 }
 
 /// The kernel of that name with the edits.
 fn broken(name: &str, edits: &[Edit]) -> Subject {
     let mut kernel: Kernel = find(name).unwrap().clone();
-    let mut rule = None;
+    let mut rules: Vec<Fragment> = Vec::new();
     for edit in edits {
-        let fragment = |from: &'static Fragment| -> &'static Fragment {
-            Box::leak(Box::new(Fragment {
-                name: from.name,
-                source: edited(from.source, *edit),
-            }))
+        let fragment = |from: &Fragment| Fragment {
+            name: from.name.clone(),
+            source: edited(&from.source, *edit).into(),
         };
         if edit.0 == kernel.name {
-            kernel.source = edited(kernel.source, *edit);
-        } else if edit.0 == KEY_MASK.name {
-            rule = Some(fragment(&KEY_MASK));
+            kernel.source = Box::leak(edited(kernel.source, *edit).into_boxed_str());
+        } else if let Some(at) = rules.iter().position(|rule| rule.name == edit.0) {
+            rules[at] = fragment(&rules[at]);
+        } else if edit.0.starts_with("rules/") {
+            let mut all = (kernel.configurations)().into_iter().flat_map(|c| c.rules);
+            let found = all.find(|rule| rule.name == edit.0);
+            rules.push(fragment(
+                &found.unwrap_or_else(|| panic!("no rule {}", edit.0)),
+            ));
         } else {
             let mut fragments = kernel.fragments.to_vec();
             let at = fragments.iter().position(|f| f.name == edit.0);
             let at = at.unwrap_or_else(|| panic!("{name} has no fragment {}", edit.0));
-            fragments[at] = fragment(fragments[at]);
+            fragments[at] = Box::leak(Box::new(fragment(fragments[at])));
             kernel.fragments = Box::leak(fragments.into_boxed_slice());
         }
     }
@@ -801,7 +1092,7 @@ fn broken(name: &str, edits: &[Edit]) -> Subject {
         kernel: Box::leak(Box::new(kernel)),
         configuration: None,
         fold: None,
-        rule,
+        rules,
     }
 }
 
@@ -827,7 +1118,10 @@ fn attention_cases() -> Vec<PreparedAttention> {
     for score in scores {
         let problem = AttentionProblem {
             kv_len: 45,
-            scale: Some(1.0),
+            rules: AttentionRules {
+                scale: Some(1.0),
+                ..Default::default()
+            },
             ..AttentionProblem::new(1, 1, 3, 1)
         };
         let data = AttentionData::new(
@@ -836,8 +1130,7 @@ fn attention_cases() -> Vec<PreparedAttention> {
             |_, t, _, _| score(t),
             |_, t, _, _| 1.0 + t as f32,
         );
-        let expected = data.expected();
-        cases.push(PreparedAttention { data, expected });
+        cases.push(data.prepare());
     }
     let slower = [
         AttentionCase {
@@ -866,6 +1159,149 @@ fn attention_cases() -> Vec<PreparedAttention> {
     cases.extend(slower.iter().map(AttentionCase::prepare));
     cases
 }
+
+/// Few cases in which every rule decides something.
+fn rule_cases() -> Vec<PreparedAttention> {
+    let problem = |q_len, kv_len| AttentionProblem {
+        kv_heads: 2,
+        kv_len,
+        value_dim: 3,
+        ..AttentionProblem::new(3, 4, q_len, 5)
+    };
+    let with = |problem: AttentionProblem, layout, rules: AttentionRules| {
+        let problem = AttentionProblem { rules, ..problem };
+        let mut random = Random::new(7);
+        AttentionData {
+            layout,
+            ..random_operands(problem, &mut random)
+        }
+    };
+    let mut random = Random::new(8);
+    let mut cases = Vec::new();
+    // Windows, lengths and sinks; the second item has more queries than keys.
+    let windows = with(
+        problem(11, 17),
+        Layout::Contiguous,
+        AttentionRules {
+            alignment: Some(TopLeft),
+            window_left: Some(3),
+            window_right: Some(2),
+            ..Default::default()
+        },
+    );
+    cases.push(
+        windows
+            .with_kv_lens(&[17, 5, 9])
+            .with_q_lens(&[11, 7, 4])
+            .with_sinks(vec![0.5, -1.0, 2.0, f32::NEG_INFINITY]),
+    );
+    let causal = with(
+        problem(9, 40),
+        Layout::HeadMajor,
+        AttentionRules {
+            window_left: Some(33),
+            ..AttentionRules::causal(BottomRight)
+        },
+    );
+    cases.push(
+        causal
+            .with_kv_lens(&[40, 12, 7])
+            .with_sinks(vec![9.0, 1.0, 0.0, -3.0]),
+    );
+    // A part of the keys.
+    cases.push(with(
+        AttentionProblem {
+            keys: Some(3..11),
+            ..problem(9, 13)
+        },
+        Layout::Padded,
+        AttentionRules::causal(BottomRight),
+    ));
+    // Every score rule, over all axes, before and behind the own key.
+    let scored = with(
+        problem(9, 13),
+        Layout::Padded,
+        AttentionRules {
+            softcap: Some(1.5),
+            alignment: Some(BottomRight),
+            ..Default::default()
+        },
+    );
+    cases.push(
+        scored
+            .with_bias([3, 4, 9, 13], random.normals(3 * 4 * 9 * 13))
+            .with_slopes((0..12).map(|at| 0.1 + 0.05 * at as f32).collect()),
+    );
+    // A mask of all axes, and one of NaN keys that a bias hides.
+    let masked = with(problem(9, 13), Layout::Offset, AttentionRules::default());
+    cases.push(masked.with_mask([3, 4, 9, 13], random.bools(3 * 4 * 9 * 13)));
+    let mut hidden = with(
+        problem(9, 13),
+        Layout::Contiguous,
+        AttentionRules::default(),
+    );
+    let mut bias = vec![0.25f32; 13];
+    for (key, value) in bias.iter_mut().enumerate().filter(|(key, _)| key % 3 == 1) {
+        *value = f32::NEG_INFINITY;
+        for item in 0..3 {
+            hidden.k[(item * 13 + key) * 10..][..10].fill(f32::NAN);
+            hidden.v[(item * 13 + key) * 6..][..6].fill(f32::NAN);
+        }
+    }
+    cases.push(hidden.with_bias([1, 1, 1, 13], bias));
+    // Packed sequences, one without queries and one without keys.
+    let mut packed = with(
+        AttentionProblem {
+            packed: true,
+            batch: 4,
+            ..problem(9, 12)
+        },
+        Layout::Contiguous,
+        AttentionRules::causal(BottomRight),
+    );
+    packed.cu_seqlens = Some([vec![0, 5, 5, 14, 17], vec![0, 7, 10, 22, 22]]);
+    packed.q = random.normals(17 * 20);
+    packed.k = random.normals(22 * 10);
+    packed.v = random.normals(22 * 6);
+    cases.push(packed);
+    // A rule of the caller's own.
+    let own = with(
+        problem(9, 13),
+        Layout::Contiguous,
+        AttentionRules::default(),
+    );
+    cases.push(own.with_rule(OWN_RULE, vec![0.5, -0.5, 1.0, 0.0]));
+    // Smaller types, beside each other in every way.
+    for element_type in [ElementType::F16, ElementType::BF16] {
+        for layout in [Layout::Offset, Layout::Padded] {
+            let typed = problem(9, 13).stored_as(element_type);
+            cases.push(with(typed, layout, AttentionRules::default()));
+        }
+    }
+    cases.into_iter().map(AttentionData::prepare).collect()
+}
+
+/// Hides by parity, weighs by head, and makes one key in five -infinity.
+const OWN_RULE: OwnRule = OwnRule {
+    wgsl: "
+fn may_attend(batch: u32, head: u32, query: u32, key: u32) -> bool {
+    return (query + key + batch) % 2u == 0u || key < 2u;
+}
+fn score(score: f32, batch: u32, head: u32, query: u32, key: u32) -> f32 {
+    if (key % 5u == 4u) {
+        return bitcast<f32>(0xff800000u | (query & 0u));
+    }
+    return score * 0.5 + rule_data(head) * f32(key % 3u);
+}
+",
+    may_attend: |[batch, _, query, key], _| (query + key + batch).is_multiple_of(2) || key < 2,
+    score: |score, [_, head, _, key], data| {
+        if key % 5 == 4 {
+            return f64::NEG_INFINITY;
+        }
+        score * 0.5 + f64::from(data[head]) * (key % 3) as f64
+    },
+};
 
 fn linear_cases() -> Vec<PreparedLinear> {
     // Small tiles, then large ones.
@@ -922,6 +1358,13 @@ fn kernels_as_they_are_pass_the_cases() {
             failures.note(what, case.check(&gpu, &subject));
         }
     }
+    for subject in kernels(Operation::Attention) {
+        let cases = rule_cases();
+        for case in cases.iter().filter(|c| subject.takes(&c.data.problem)) {
+            let what = format!("{subject} {:?}", case.data.problem);
+            failures.note(what, case.check(&gpu, &subject));
+        }
+    }
     for subject in kernels(Operation::Linear) {
         for case in linear_cases() {
             let what = format!("{subject} {:?}", case.data.problem);
@@ -957,6 +1400,31 @@ fn broken_attention_is_rejected() {
     all_rejected(ATTENTION_MUTANTS, |subject| {
         rejected_by_attention(&gpu, &cases, subject)
     });
+}
+
+#[test]
+fn broken_rules_are_rejected() {
+    let Some(gpu) = gpu() else { return };
+    let cases = rule_cases();
+    let mut failures = Failures::default();
+    for kernel in [TILED, LANES] {
+        let own = KERNEL_RULE_MUTANTS
+            .iter()
+            .map(|(name, from, to)| (*name, vec![(kernel, *from, *to)]));
+        let shared = RULE_MUTANTS
+            .iter()
+            .map(|(name, edits)| (*name, edits.to_vec()));
+        for (name, edits) in own.chain(shared) {
+            let subject = broken(kernel, &edits);
+            let result = match rejected_by_attention(&gpu, &cases, &subject) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err("not rejected".to_string()),
+                Err(error) => Err(error),
+            };
+            failures.note(format!("{kernel}: {name}"), result);
+        }
+    }
+    failures.report(2 * (RULE_MUTANTS.len() + KERNEL_RULE_MUTANTS.len()));
 }
 
 #[test]
@@ -1031,6 +1499,7 @@ fn missing_barriers_are_rejected() {
             let rejected = match subject.kernel.operation {
                 Operation::Attention => rejected_by_attention(&gpu, &attention, &subject),
                 Operation::Linear => rejected_by_linear(&gpu, &linear, &subject),
+                other => Err(format!("no cases for {other:?}")),
             };
             let result = rejected.and_then(|rejected| match (rejected, unseen, lanes) {
                 (true, None, _) | (_, Some(_), None) => Ok(()),

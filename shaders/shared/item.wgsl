@@ -9,7 +9,9 @@ struct Item {
     // Where its tokens begin along the token axis of q and out, and of k and v: 0 unless packed.
     q_start: u32,
     k_start: u32,
-    // Queries and keys that it has.
+    // Rows of the output that are its own, and are written.
+    rows: u32,
+    // Queries and keys that it has. Rows past its queries see no key.
     q_len: u32,
     kv_len: u32,
     // The own key of query i is i + own.
@@ -22,14 +24,15 @@ struct Item {
 }
 
 fn item_at(batch: u32, head: u32) -> Item {
-    var item = Item(batch, head, 0u, 0u, params.q_len, params.kv_len, 0, 0.0, 0.0, false);
+    var item = Item(batch, head, 0u, 0u, params.q_len, params.q_len, params.kv_len, 0, 0.0, 0.0, false);
     // Starts and lengths are data: whatever stands there, nothing outside of the operands is touched.
     if (params.packed != 0u) {
         item.q_start = min(tables[params.cu_seqlens_q_at + batch], params.q_total);
         item.k_start = min(tables[params.cu_seqlens_k_at + batch], params.kv_total);
         let q_end = min(tables[params.cu_seqlens_q_at + batch + 1u], params.q_total);
         let k_end = min(tables[params.cu_seqlens_k_at + batch + 1u], params.kv_total);
-        item.q_len = min(item.q_len, max(q_end, item.q_start) - item.q_start);
+        item.rows = min(item.rows, max(q_end, item.q_start) - item.q_start);
+        item.q_len = item.rows;
         item.kv_len = min(item.kv_len, max(k_end, item.k_start) - item.k_start);
     }
     if (params.q_lens_at != NONE) {

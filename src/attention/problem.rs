@@ -199,9 +199,10 @@ impl AttentionProblem {
     /// if there are more. What single lengths, masks and rules hide is counted all the same.
     pub fn pairs(&self) -> u64 {
         // In 128 bits: the lengths are a caller's, and need not have been planned.
-        let (q_len, kv_len) = (self.q_len as i128, self.kv_len as i128);
+        let count = |length: usize| (length as i128).min(1 << 62);
+        let (q_len, kv_len) = (count(self.q_len), count(self.kv_len));
         let keys = self.key_range();
-        let (begin, end) = (keys.start as i128, (keys.end as i128).min(kv_len));
+        let (begin, end) = (count(keys.start), count(keys.end).min(kv_len));
         if begin >= end {
             return 0;
         }

@@ -31,8 +31,9 @@ struct Inner {
     capabilities: Capabilities,
     pipelines: pipeline::PipelineCache,
     params: pipeline::ParamsCache,
-    /// Bound where a kernel has a binding that a call does not use: no binding may be empty.
-    unused: wgpu::Buffer,
+    /// Bound where a kernel has a binding that a call does not use, for reading and for writing: no binding may be
+    /// empty, and no buffer read and written by one dispatch.
+    unused: [wgpu::Buffer; 2],
     #[cfg(not(target_family = "wasm"))]
     poller: transfer::Poller,
     in_flight: transfer::InFlight,
@@ -152,11 +153,13 @@ impl Gpu {
         let capabilities = Capabilities::new(&info, &device.limits(), device.features());
         capabilities.suffice()?;
         let gl_turn = transfer::Turn::new(info.backend == wgpu::Backend::Gl);
-        let unused = device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("wgpu-attention: unused binding"),
-            size: 256,
-            usage: wgpu::BufferUsages::STORAGE,
-            mapped_at_creation: false,
+        let unused = ["unused input", "unused output"].map(|name| {
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some(&format!("wgpu-attention: {name}")),
+                size: 256,
+                usage: wgpu::BufferUsages::STORAGE,
+                mapped_at_creation: false,
+            })
         });
         Ok(Gpu(Arc::new(Inner {
             owned,

@@ -257,7 +257,9 @@ impl Gpu {
                             offset: bound.offset,
                             size: NonZeroU64::new(bound.size),
                         },
-                        Argument::Unused => whole(&self.0.unused),
+                        Argument::Unused => {
+                            whole(&self.0.unused[usize::from(binding.access == Access::Write)])
+                        }
                     },
                 };
                 wgpu::BindGroupEntry {

@@ -5,10 +5,11 @@ use super::{Guarded, Random, SENTINEL, leave_dirt, run};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wgpu_attention::compare::{Tolerance, compare};
 use wgpu_attention::kernels::{Configuration, Form, Fragment, KERNELS, Kernel, Operation};
-use wgpu_attention::reference::{self, Alignment, AttentionInputs, Broadcast, Rules, widen};
+use wgpu_attention::reference::{self, AttentionInputs, Broadcast, Rules, widen};
 use wgpu_attention::{
-    Attention, AttentionArguments, AttentionProblem, CausalAlignment, Element, Gpu, Linear,
-    LinearArguments, LinearProblem, Plan, Tensor, TensorView, wgpu,
+    Alignment, Attention, AttentionArguments, AttentionProblem, AttentionRules, Element,
+    ElementType, Gpu, Linear, LinearArguments, LinearProblem, Plan, Rule, RuleArguments, Tensor,
+    TensorView, wgpu,
 };
 
 /// The adapter under test, for one test after another where it must be.
@@ -42,8 +43,8 @@ pub struct Subject {
     pub configuration: Option<Configuration>,
     /// Workgroups along x and y where the grid is folded as one of more than 65535 would be.
     pub fold: Option<[u32; 2]>,
-    /// Linked in for the rule fragment of the same name.
-    pub rule: Option<&'static Fragment>,
+    /// Linked in for the rule fragments of the same names.
+    pub rules: Vec<Fragment>,
 }
 
 /// Every kernel for an operation, in the planner's configuration.
@@ -55,7 +56,7 @@ pub fn kernels(operation: Operation) -> Vec<Subject> {
             kernel,
             configuration: None,
             fold: None,
-            rule: None,
+            rules: Vec::new(),
         })
         .collect();
     assert!(found.len() >= 2, "a kernel of each form");
@@ -95,7 +96,7 @@ impl Subject {
     pub fn attention(&self, gpu: &Gpu, problem: &AttentionProblem) -> Result<Attention, String> {
         let problem = AttentionProblem {
             form: Some(self.kernel.form),
-            ..*problem
+            ..problem.clone()
         };
         let mut plan = problem
             .plan(gpu.capabilities())
@@ -116,10 +117,8 @@ impl Subject {
         }
         self.fold_grid(&mut plan);
         for rule in &mut plan.configuration.rules {
-            if let Some(other) = self.rule
-                && other.name == rule.name
-            {
-                *rule = other;
+            if let Some(other) = self.rules.iter().find(|other| other.name == rule.name) {
+                *rule = other.clone();
             }
         }
         Attention::from_plan(gpu, problem, plan).map_err(|error| error.to_string())
@@ -157,9 +156,11 @@ impl Subject {
 }
 
 impl Subject {
-    /// Whether the form has heads of this size: the lanes form goes up to 64 channels.
+    /// Whether the form is compiled for such a problem: the lanes form goes up to 64 channels, and takes q in a
+    /// smaller type only beside k and v of the same.
     pub fn takes(&self, problem: &AttentionProblem) -> bool {
-        self.kernel.form == Form::Tiled || problem.head_dim <= 64
+        let types = [ElementType::F32, problem.kv_type].contains(&problem.q_type);
+        self.kernel.form == Form::Tiled || problem.head_dim.max(problem.value_dim) <= 64 && types
     }
 
     /// Whether it is the kernel that the planner chooses on this adapter.
@@ -230,7 +231,7 @@ pub struct AttentionCase {
     pub kv_len: usize,
     pub head_dim: usize,
     pub scale: Option<f32>,
-    pub causal: Option<CausalAlignment>,
+    pub causal: Option<Alignment>,
     pub hide: Hide,
     pub layout: Layout,
     /// NaN and infinity in the keys and values that no row may see.
@@ -258,9 +259,13 @@ impl AttentionCase {
     pub fn problem(&self) -> AttentionProblem {
         AttentionProblem {
             kv_len: self.kv_len,
-            scale: self.scale,
-            causal: self.causal,
-            key_mask: self.hide != Hide::NoMask,
+            rules: AttentionRules {
+                scale: self.scale,
+                causal: self.causal.is_some(),
+                alignment: self.causal,
+                mask: self.hide != Hide::NoMask,
+                ..Default::default()
+            },
             ..AttentionProblem::new(self.batch, self.heads, self.q_len, self.head_dim)
         }
     }
@@ -294,7 +299,7 @@ impl AttentionCase {
         let mut k = random.normals(batch * kv_len * width);
         let mut v = random.normals(batch * kv_len * width);
         let last_limit = match self.causal {
-            Some(CausalAlignment::TopLeft) => q_len,
+            Some(Alignment::TopLeft) => q_len,
             _ => kv_len,
         };
         if self.poison {
@@ -308,28 +313,150 @@ impl AttentionCase {
             }
         }
         AttentionData {
-            problem: self.problem(),
             layout: self.layout,
-            q,
-            k,
-            v,
-            mask,
+            mask: mask.map(|values| Pairs {
+                values,
+                shape: [batch, 1, 1, kv_len],
+            }),
+            ..AttentionData::of(self.problem(), q, k, v)
         }
     }
 }
 
-/// A problem and its operands, each contiguous: `(B, T, H, D)`, the mask `(B, Tk)`.
-#[derive(Clone)]
+/// q, k and v that look random, exact in the types of the problem.
+pub fn random_operands(problem: AttentionProblem, random: &mut Random) -> AttentionData {
+    let p = &problem;
+    let rounded = |values: Vec<f32>, element_type| -> Vec<f32> {
+        values
+            .into_iter()
+            .map(|v| rounded_to(v, element_type))
+            .collect()
+    };
+    let q = random.normals(p.batch * p.q_len * p.heads * p.head_dim);
+    let k = random.normals(p.batch * p.kv_len * p.kv_heads * p.head_dim);
+    let v = random.normals(p.batch * p.kv_len * p.kv_heads * p.value_dim);
+    let (q, k, v) = (
+        rounded(q, p.q_type),
+        rounded(k, p.kv_type),
+        rounded(v, p.kv_type),
+    );
+    AttentionData::of(problem, q, k, v)
+}
+
+/// The nearest value of that type.
+pub fn rounded_to(value: f32, element_type: ElementType) -> f32 {
+    match element_type {
+        ElementType::F16 => half::f16::from_f32(value).to_f32(),
+        ElementType::BF16 => half::bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+/// One value for each pair, any axis broadcast: `(B, H, Tq, Tk)`, each full or 1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pairs<T> {
+    pub values: Vec<T>,
+    pub shape: [usize; 4],
+}
+
+/// A rule in WGSL and the same on the host. The last argument is the rule's data.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnRule {
+    pub wgsl: &'static str,
+    pub may_attend: fn([usize; 4], &[f32]) -> bool,
+    pub score: fn(f64, [usize; 4], &[f32]) -> f64,
+}
+
+/// A problem and its operands, each contiguous: `(B, T, H, D)`, packed ones `(T, H, D)`.
+#[derive(Clone, Debug)]
 pub struct AttentionData {
     pub problem: AttentionProblem,
     pub layout: Layout,
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub v: Vec<f32>,
-    pub mask: Option<Vec<bool>>,
+    pub mask: Option<Pairs<bool>>,
+    pub bias: Option<Pairs<f32>>,
+    pub kv_lens: Option<Vec<u32>>,
+    pub q_lens: Option<Vec<u32>>,
+    /// `(H)` or `(B, H)`.
+    pub slopes: Option<Vec<f32>>,
+    pub sinks: Option<Vec<f32>>,
+    pub cu_seqlens: Option<[Vec<u32>; 2]>,
+    pub own_rule: Option<OwnRule>,
+    pub rule_data: Vec<f32>,
+    /// The small operands lie in one buffer instead of several.
+    pub one_table: bool,
+}
+
+/// What a run gives.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    pub out: Vec<f32>,
+    pub lse: Vec<f32>,
+}
+
+/// Operands on the GPU.
+pub struct Uploaded {
+    pub q: TensorView,
+    pub k: TensorView,
+    pub v: TensorView,
+    pub mask: Option<TensorView>,
+    pub bias: Option<TensorView>,
+    pub kv_lens: Option<TensorView>,
+    pub q_lens: Option<TensorView>,
+    pub slopes: Option<TensorView>,
+    pub sinks: Option<TensorView>,
+    pub cu_seqlens_q: Option<TensorView>,
+    pub cu_seqlens_k: Option<TensorView>,
+    pub rule_data: Option<TensorView>,
+}
+
+impl Uploaded {
+    pub fn rules(&self) -> RuleArguments<'_> {
+        RuleArguments {
+            mask: self.mask.as_ref(),
+            bias: self.bias.as_ref(),
+            kv_lens: self.kv_lens.as_ref(),
+            q_lens: self.q_lens.as_ref(),
+            slopes: self.slopes.as_ref(),
+            sinks: self.sinks.as_ref(),
+            rule_data: self.rule_data.as_ref(),
+            cu_seqlens_q: self.cu_seqlens_q.as_ref(),
+            cu_seqlens_k: self.cu_seqlens_k.as_ref(),
+        }
+    }
+
+    pub fn arguments<'a>(&'a self, out: &'a TensorView) -> AttentionArguments<'a> {
+        AttentionArguments {
+            rules: self.rules(),
+            ..AttentionArguments::new(&self.q, &self.k, &self.v, out)
+        }
+    }
 }
 
 impl AttentionData {
+    /// Without any operand of a rule.
+    pub fn of(problem: AttentionProblem, q: Vec<f32>, k: Vec<f32>, v: Vec<f32>) -> Self {
+        AttentionData {
+            problem,
+            layout: Layout::Contiguous,
+            q,
+            k,
+            v,
+            mask: None,
+            bias: None,
+            kv_lens: None,
+            q_lens: None,
+            slopes: None,
+            sinks: None,
+            cu_seqlens: None,
+            own_rule: None,
+            rule_data: Vec::new(),
+            one_table: false,
+        }
+    }
+
     /// Operands that the three functions give, by batch item, token, head and channel.
     pub fn new(
         problem: AttentionProblem,
@@ -337,209 +464,460 @@ impl AttentionData {
         k: impl Fn(usize, usize, usize, usize) -> f32,
         v: impl Fn(usize, usize, usize, usize) -> f32,
     ) -> Self {
-        let AttentionProblem {
-            batch,
-            heads,
-            q_len,
-            kv_len,
-            head_dim,
-            ..
-        } = problem;
-        let all = |tokens: usize, value: &dyn Fn(usize, usize, usize, usize) -> f32| {
-            let mut values = Vec::with_capacity(batch * tokens * heads * head_dim);
+        let all = |[batch, tokens, heads, channels]: [usize; 4],
+                   value: &dyn Fn(usize, usize, usize, usize) -> f32| {
+            let mut values = Vec::with_capacity(batch * tokens * heads * channels);
             for b in 0..batch {
                 for t in 0..tokens {
                     for h in 0..heads {
-                        values.extend((0..head_dim).map(|d| value(b, t, h, d)));
+                        values.extend((0..channels).map(|d| value(b, t, h, d)));
                     }
                 }
             }
             values
         };
-        AttentionData {
-            problem,
-            layout: Layout::Contiguous,
-            q: all(q_len, &q),
-            k: all(kv_len, &k),
-            v: all(kv_len, &v),
-            mask: None,
-        }
+        let p = &problem;
+        let q = all([p.batch, p.q_len, p.heads, p.head_dim], &q);
+        let k = all([p.batch, p.kv_len, p.kv_heads, p.head_dim], &k);
+        let v = all([p.batch, p.kv_len, p.kv_heads, p.value_dim], &v);
+        Self::of(problem, q, k, v)
     }
 
+    /// With a padding mask.
     pub fn masked(self, visible: impl Fn(usize, usize) -> bool) -> Self {
-        let AttentionProblem { batch, kv_len, .. } = self.problem;
+        let (batch, kv_len) = (self.problem.batch, self.problem.kv_len);
         let mask = (0..batch * kv_len).map(|at| visible(at / kv_len, at % kv_len));
-        AttentionData {
-            mask: Some(mask.collect()),
-            problem: AttentionProblem {
-                key_mask: true,
-                ..self.problem
-            },
-            ..self
+        self.with_mask([batch, 1, 1, kv_len], mask.collect())
+    }
+
+    pub fn with_mask(mut self, shape: [usize; 4], values: Vec<bool>) -> Self {
+        self.mask = Some(Pairs { values, shape });
+        self.problem.rules.mask = true;
+        self
+    }
+
+    pub fn with_bias(mut self, shape: [usize; 4], values: Vec<f32>) -> Self {
+        self.bias = Some(Pairs { values, shape });
+        self.problem.rules.bias = true;
+        self
+    }
+
+    pub fn with_kv_lens(mut self, lens: &[u32]) -> Self {
+        self.kv_lens = Some(lens.to_vec());
+        self.problem.rules.kv_lens = true;
+        self
+    }
+
+    pub fn with_q_lens(mut self, lens: &[u32]) -> Self {
+        self.q_lens = Some(lens.to_vec());
+        self.problem.rules.q_lens = true;
+        self
+    }
+
+    pub fn with_slopes(mut self, slopes: Vec<f32>) -> Self {
+        self.slopes = Some(slopes);
+        self.problem.rules.alibi = true;
+        self
+    }
+
+    pub fn with_sinks(mut self, sinks: Vec<f32>) -> Self {
+        self.sinks = Some(sinks);
+        self.problem.rules.sinks = true;
+        self
+    }
+
+    pub fn with_rule(mut self, rule: OwnRule, data: Vec<f32>) -> Self {
+        self.problem.rules.rule = Some(Rule::new(rule.wgsl).expect("a sound rule"));
+        self.own_rule = Some(rule);
+        self.rule_data = data;
+        self
+    }
+
+    /// Tokens of q and of k: those of packed sequences together.
+    fn tokens(&self) -> [usize; 2] {
+        let p = &self.problem;
+        match &self.cu_seqlens {
+            Some(starts) => [0, 1].map(|side| *starts[side].last().expect("an end") as usize),
+            None => [p.q_len, p.kv_len],
         }
     }
 
+    /// `(B, Tq, H, Dv)`; of packed sequences `(1, T, H, Dv)`.
     pub fn out_shape(&self) -> [usize; 4] {
         let p = &self.problem;
-        [p.batch, p.q_len, p.heads, p.head_dim]
+        let batch = if p.packed { 1 } else { p.batch };
+        [batch, self.tokens()[0], p.heads, p.value_dim]
     }
 
     /// The reference's answer.
     pub fn expected(&self) -> Vec<f64> {
-        let (q, k, v) = (widen(&self.q), widen(&self.k), widen(&self.v));
-        reference::attention_without_weights(&self.inputs(&q, &k, &v))
-            .expect("a sound problem")
-            .out
+        self.expected_all().out
     }
 
-    pub fn inputs<'a>(&'a self, q: &'a [f64], k: &'a [f64], v: &'a [f64]) -> AttentionInputs<'a> {
+    /// The reference's answer with log-sum-exp and weights.
+    pub fn expected_all(&self) -> reference::AttentionOutputs {
+        let starts = self.cu_seqlens.as_ref();
+        self.with_inputs(|inputs| match starts {
+            Some([q, k]) => {
+                let wide =
+                    |starts: &[u32]| starts.iter().map(|at| *at as usize).collect::<Vec<_>>();
+                reference::attention_packed(inputs, &wide(q), &wide(k)).expect("a sound problem")
+            }
+            None => reference::attention(inputs).expect("a sound problem"),
+        })
+    }
+
+    /// What the reference takes.
+    pub fn with_inputs<R>(&self, use_them: impl FnOnce(&AttentionInputs) -> R) -> R {
         let p = &self.problem;
-        AttentionInputs {
+        let rules = &p.rules;
+        let (q, k, v) = (widen(&self.q), widen(&self.k), widen(&self.v));
+        let lens = |lens: &Option<Vec<u32>>| -> Option<Vec<usize>> {
+            Some(lens.as_ref()?.iter().map(|len| *len as usize).collect())
+        };
+        let wide = |values: &Option<Vec<f32>>| values.as_deref().map(widen);
+        let bias = self.bias.as_ref().map(|bias| widen(&bias.values));
+        let (kv_lens, q_lens) = (lens(&self.kv_lens), lens(&self.q_lens));
+        let (slopes, sinks) = (wide(&self.slopes), wide(&self.sinks));
+        let data = &self.rule_data;
+        let may_attend = self
+            .own_rule
+            .map(|own| move |b, h, i, j| (own.may_attend)([b, h, i, j], data));
+        let score = self
+            .own_rule
+            .map(|own| move |score, b, h, i, j| (own.score)(score, [b, h, i, j], data));
+        use_them(&AttentionInputs {
             batch: p.batch,
             heads: p.heads,
+            kv_heads: Some(p.kv_heads),
             q_len: p.q_len,
             kv_len: p.kv_len,
             head_dim: p.head_dim,
-            q,
-            k,
-            v,
+            value_dim: Some(p.value_dim),
+            q: &q,
+            k: &k,
+            v: &v,
             rules: Rules {
-                scale: p.scale.map(f64::from),
-                causal: p.causal.is_some(),
-                alignment: p.causal.map(|alignment| match alignment {
-                    CausalAlignment::TopLeft => Alignment::TopLeft,
-                    CausalAlignment::BottomRight => Alignment::BottomRight,
+                // The scale of a call is an f32 too.
+                scale: rules.scale.map(f64::from),
+                softcap: rules.softcap.map(f64::from),
+                causal: rules.causal,
+                alignment: rules.alignment.map(|alignment| match alignment {
+                    Alignment::TopLeft => reference::Alignment::TopLeft,
+                    Alignment::BottomRight => reference::Alignment::BottomRight,
                 }),
-                mask: self.mask.as_deref().map(|values| Broadcast {
-                    values,
-                    shape: [p.batch, 1, 1, p.kv_len],
+                window_left: rules.window_left,
+                window_right: rules.window_right,
+                mask: self.mask.as_ref().map(|mask| Broadcast {
+                    values: &mask.values,
+                    shape: mask.shape,
                 }),
-                ..Default::default()
+                bias: self
+                    .bias
+                    .as_ref()
+                    .zip(bias.as_deref())
+                    .map(|(bias, values)| Broadcast {
+                        values,
+                        shape: bias.shape,
+                    }),
+                kv_lens: kv_lens.as_deref(),
+                q_lens: q_lens.as_deref(),
+                keys: p.keys.as_ref().map(|keys| (keys.start, keys.end)),
+                slopes: slopes.as_deref(),
+                sinks: sinks.as_deref(),
+                may_attend: may_attend
+                    .as_ref()
+                    .map(|f| f as &dyn Fn(_, _, _, _) -> bool),
+                score: score.as_ref().map(|f| f as &dyn Fn(f64, _, _, _, _) -> f64),
             },
-            ..Default::default()
-        }
+        })
     }
 
     /// What the subject gives, once it wrote all of the output and nothing else.
     pub fn run(&self, gpu: &Gpu, subject: &Subject) -> Result<Vec<f32>, String> {
+        Ok(self.run_all(gpu, subject)?.out)
+    }
+
+    /// The same with the log-sum-exp.
+    pub fn run_all(&self, gpu: &Gpu, subject: &Subject) -> Result<Outputs, String> {
         let attention = subject.attention(gpu, &self.problem)?;
-        let (operands, mask) = self.upload(gpu);
-        let [q, k, v] = &operands;
+        let operands = self.upload(gpu);
         let (guarded, out) = self.output(gpu);
+        let [_, tokens, heads, _] = self.out_shape();
+        let lse_shape = match self.problem.packed {
+            true => vec![tokens, heads],
+            false => vec![self.problem.batch, heads, tokens],
+        };
+        let lse = Guarded::new(gpu, &lse_shape);
+        let lse_view = lse.tensor.view();
         let mut recorded = Ok(());
         run(gpu, |encoder| {
             let arguments = AttentionArguments {
-                q,
-                k,
-                v,
-                mask: mask.as_ref(),
-                out: &out,
+                lse: Some(&lse_view),
+                ..operands.arguments(&out)
             };
             recorded = attention.encode(encoder, arguments);
         });
         recorded.map_err(|error| error.to_string())?;
-        read_output(&guarded, &out)
+        if attention.plan().grid.is_none() {
+            // Nothing is computed, so nothing may be written.
+            return Ok(Outputs {
+                out: Vec::new(),
+                lse: Vec::new(),
+            });
+        }
+        Ok(Outputs {
+            out: read_output(&guarded, &out)?,
+            lse: lse.read().map_err(|error| format!("lse: {error}"))?,
+        })
     }
 
-    /// q, k, v and the mask as the layout has them.
-    pub fn upload(&self, gpu: &Gpu) -> ([TensorView; 3], Option<TensorView>) {
-        let AttentionProblem {
-            batch,
-            heads,
-            q_len,
-            kv_len,
-            head_dim,
-            ..
-        } = self.problem;
-        let separate = |tokens, values: &[f32]| match self.layout {
-            Layout::Contiguous | Layout::Fused => {
-                place(gpu, &[batch, tokens, heads, head_dim], values, |view| view)
+    /// The operands as the layout has them.
+    pub fn upload(&self, gpu: &Gpu) -> Uploaded {
+        let p = &self.problem;
+        let [q_tokens, k_tokens] = self.tokens();
+        let batch = if p.packed { 1 } else { p.batch };
+        let typed = |shape: &[usize],
+                     values: &[f32],
+                     element_type,
+                     window: &dyn Fn(TensorView) -> TensorView| {
+            match element_type {
+                ElementType::F32 => place(gpu, shape, values, window),
+                ElementType::F16 => {
+                    let values: Vec<half::f16> =
+                        values.iter().map(|v| half::f16::from_f32(*v)).collect();
+                    place(gpu, shape, &values, window)
+                }
+                _ => {
+                    let values: Vec<half::bf16> =
+                        values.iter().map(|v| half::bf16::from_f32(*v)).collect();
+                    place(gpu, shape, &values, window)
+                }
             }
-            Layout::HeadMajor => place(gpu, &[batch, heads, tokens, head_dim], values, |view| {
-                permuted(&view, &[0, 2, 1, 3])
-            }),
-            Layout::Offset => {
-                let count = values.len();
-                place(gpu, &[count + 2], values, |view| {
-                    let inner = sliced(&view, 0, 1..count + 1);
-                    split(&inner, 0, &[batch, tokens, heads, head_dim])
-                })
-            }
-            Layout::Padded => place(
-                gpu,
-                &[batch + 1, tokens + 2, heads + 1, head_dim + 3],
-                values,
-                |view| {
-                    let view = sliced(&view, 0, 1..batch + 1);
-                    let view = sliced(&view, 1, 1..tokens + 1);
-                    sliced(&sliced(&view, 2, 0..heads), 3, 2..head_dim + 2)
-                },
-            ),
         };
-        let operands = if self.layout == Layout::Fused {
-            let side_by_side = |parts: &[&[f32]]| {
-                let width = heads * head_dim;
-                let mut fused = Vec::new();
-                for token in 0..batch * kv_len {
-                    for part in parts {
-                        fused.extend_from_slice(&part[token * width..][..width]);
-                    }
+        let separate = |tokens, heads, channels, values: &[f32], element_type| {
+            let view = match self.layout {
+                Layout::Contiguous | Layout::Fused => typed(
+                    &[batch, tokens, heads, channels],
+                    values,
+                    element_type,
+                    &|view| view,
+                ),
+                Layout::HeadMajor => typed(
+                    &[batch, heads, tokens, channels],
+                    values,
+                    element_type,
+                    &|view| permuted(&view, &[0, 2, 1, 3]),
+                ),
+                Layout::Offset => {
+                    let count = values.len();
+                    typed(&[count + 2], values, element_type, &|view| {
+                        let inner = sliced(&view, 0, 1..count + 1);
+                        split(&inner, 0, &[batch, tokens, heads, channels])
+                    })
                 }
-                let shape = [batch, kv_len, parts.len() * width];
-                let whole = place(gpu, &shape, &fused, |view| view);
-                move |part| {
-                    let one = sliced(&whole, 2, part * width..(part + 1) * width);
-                    split(&one, 2, &[heads, head_dim])
-                }
+                Layout::Padded => typed(
+                    &[batch + 1, tokens + 2, heads + 1, channels + 3],
+                    values,
+                    element_type,
+                    &|view| {
+                        let view = sliced(&view, 0, 1..batch + 1);
+                        let view = sliced(&view, 1, 1..tokens + 1);
+                        sliced(&sliced(&view, 2, 0..heads), 3, 2..channels + 2)
+                    },
+                ),
             };
-            if q_len == kv_len {
-                let part = side_by_side(&[&self.q, &self.k, &self.v]);
-                [part(0), part(1), part(2)]
-            } else {
-                let part = side_by_side(&[&self.k, &self.v]);
-                [separate(q_len, &self.q), part(0), part(1)]
-            }
-        } else {
-            [
-                separate(q_len, &self.q),
-                separate(kv_len, &self.k),
-                separate(kv_len, &self.v),
-            ]
+            self.unbatched(view)
         };
-        let mask = self.mask.as_ref().map(|mask| match self.layout {
-            Layout::Offset => place(gpu, &[mask.len() + 2], mask, |view| {
-                split(&sliced(&view, 0, 1..mask.len() + 1), 0, &[batch, kv_len])
+        let mut q = separate(q_tokens, p.heads, p.head_dim, &self.q, p.q_type);
+        let mut k = separate(k_tokens, p.kv_heads, p.head_dim, &self.k, p.kv_type);
+        let mut v = separate(k_tokens, p.kv_heads, p.value_dim, &self.v, p.kv_type);
+        if self.layout == Layout::Fused {
+            let [q_width, k_width, v_width] = [
+                p.heads * p.head_dim,
+                p.kv_heads * p.head_dim,
+                p.kv_heads * p.value_dim,
+            ];
+            let with_q = q_tokens == k_tokens && p.q_type == p.kv_type;
+            let parts: Vec<(&[f32], usize)> = [
+                (&self.q[..], q_width),
+                (&self.k, k_width),
+                (&self.v, v_width),
+            ]
+            .into_iter()
+            .skip(usize::from(!with_q))
+            .collect();
+            let mut fused = Vec::new();
+            for token in 0..batch * k_tokens {
+                for (values, width) in &parts {
+                    fused.extend_from_slice(&values[token * width..][..*width]);
+                }
+            }
+            let width: usize = parts.iter().map(|(_, width)| width).sum();
+            let whole = typed(&[batch, k_tokens, width], &fused, p.kv_type, &|view| view);
+            let part = |start, width, heads| {
+                let one = sliced(&whole, 2, start..start + width);
+                self.unbatched(split(&one, 2, &[heads, width / heads]))
+            };
+            let start = if with_q { q_width } else { 0 };
+            if with_q {
+                q = part(0, q_width, p.heads);
+            }
+            k = part(start, k_width, p.kv_heads);
+            v = part(start + k_width, v_width, p.kv_heads);
+        }
+        let (kv_lens, q_lens, slopes, sinks, cu_seqlens_q, cu_seqlens_k);
+        if self.one_table {
+            // All in one buffer, behind something else.
+            let mut words: Vec<u32> = vec![u32::MAX; 3];
+            let mut spans = Vec::new();
+            let bits = |values: &Option<Vec<f32>>| -> Option<Vec<u32>> {
+                Some(values.as_ref()?.iter().map(|v| v.to_bits()).collect())
+            };
+            let starts = |side: usize| self.cu_seqlens.as_ref().map(|starts| starts[side].clone());
+            for values in [
+                self.q_lens.clone(),
+                bits(&self.sinks),
+                self.kv_lens.clone(),
+                starts(0),
+                starts(1),
+                bits(&self.slopes),
+            ] {
+                spans.push(values.map(|values| {
+                    let at = words.len();
+                    words.extend(&values);
+                    (at, values.len())
+                }));
+            }
+            let whole = Tensor::from_slice(gpu, &[words.len()], &words).expect("tables");
+            let view = |number: usize, element_type, shape: &dyn Fn(usize) -> Vec<usize>| {
+                spans[number].map(|(at, len)| {
+                    let buffer = whole.buffer().clone();
+                    Tensor::from_buffer(gpu, buffer, 4 * at as u64, &shape(len), element_type)
+                        .expect("a table")
+                        .view()
+                })
+            };
+            let flat = |len| vec![len];
+            q_lens = view(0, ElementType::U32, &flat);
+            sinks = view(1, ElementType::F32, &flat);
+            kv_lens = view(2, ElementType::U32, &flat);
+            cu_seqlens_q = view(3, ElementType::U32, &flat);
+            cu_seqlens_k = view(4, ElementType::U32, &flat);
+            slopes = view(5, ElementType::F32, &|len| self.slopes_shape(len));
+        } else {
+            let numbers = |values: Option<&Vec<u32>>| {
+                values.map(|values| place(gpu, &[values.len()], values, |view| view))
+            };
+            q_lens = numbers(self.q_lens.as_ref());
+            kv_lens = numbers(self.kv_lens.as_ref());
+            cu_seqlens_q = numbers(self.cu_seqlens.as_ref().map(|starts| &starts[0]));
+            cu_seqlens_k = numbers(self.cu_seqlens.as_ref().map(|starts| &starts[1]));
+            sinks = self
+                .sinks
+                .as_ref()
+                .map(|values| place(gpu, &[values.len()], values, |view| view));
+            slopes = self
+                .slopes
+                .as_ref()
+                .map(|values| place(gpu, &self.slopes_shape(values.len()), values, |view| view));
+        }
+        let reads_data = p.rules.rule.as_ref().is_some_and(Rule::reads_data);
+        Uploaded {
+            q,
+            k,
+            v,
+            mask: self.mask.as_ref().map(|mask| self.pairs(gpu, mask)),
+            bias: self.bias.as_ref().map(|bias| self.pairs(gpu, bias)),
+            kv_lens,
+            q_lens,
+            slopes,
+            sinks,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            rule_data: reads_data.then(|| {
+                // One element into its buffer.
+                let count = self.rule_data.len();
+                place(gpu, &[count + 1], &self.rule_data, |view| {
+                    sliced(&view, 0, 1..count + 1)
+                })
             }),
-            Layout::Padded => place(gpu, &[batch + 1, kv_len + 4], mask, |view| {
-                sliced(&sliced(&view, 0, 1..batch + 1), 1, 3..kv_len + 3)
+        }
+    }
+
+    fn slopes_shape(&self, len: usize) -> Vec<usize> {
+        let heads = self.problem.heads;
+        match len == heads {
+            true => vec![heads],
+            false => vec![len / heads, heads],
+        }
+    }
+
+    /// Values of pairs as the layout has them.
+    fn pairs<T: Beside>(&self, gpu: &Gpu, pairs: &Pairs<T>) -> TensorView {
+        let [b, h, q, k] = pairs.shape;
+        match self.layout {
+            Layout::Offset => place(gpu, &[pairs.values.len() + 2], &pairs.values, |view| {
+                split(
+                    &sliced(&view, 0, 1..pairs.values.len() + 1),
+                    0,
+                    &pairs.shape,
+                )
             }),
-            _ => place(gpu, &[batch, kv_len], mask, |view| view),
-        });
-        (operands, mask)
+            Layout::Padded => place(gpu, &[b + 1, h, q + 1, k + 4], &pairs.values, |view| {
+                let view = sliced(&sliced(&view, 0, 1..b + 1), 2, 0..q);
+                sliced(&view, 3, 3..k + 3)
+            }),
+            Layout::HeadMajor => place(gpu, &[h, k, b, q], &pairs.values, |view| {
+                permuted(&view, &[2, 0, 3, 1])
+            }),
+            _ => place(gpu, &pairs.shape, &pairs.values, |view| view),
+        }
+    }
+
+    /// A view with a batch axis as the problem takes it.
+    fn unbatched(&self, view: TensorView) -> TensorView {
+        match self.problem.packed {
+            true => view.merge_axes(0..2).expect("a batch of 1"),
+            false => view,
+        }
     }
 
     /// A guarded output as the layout has it.
     pub fn output(&self, gpu: &Gpu) -> (Guarded, TensorView) {
-        let [batch, tokens, heads, head_dim] = self.out_shape();
-        match self.layout {
+        let [batch, tokens, heads, channels] = self.out_shape();
+        let element_type = self.problem.out_type;
+        // Rows of 16-bit outputs begin on whole words.
+        let even = |size: usize| match element_type {
+            ElementType::F32 => size,
+            _ => size.next_multiple_of(2),
+        };
+        let guarded = |shape: &[usize]| Guarded::typed(gpu, shape, element_type);
+        let (guarded, view) = match self.layout {
             Layout::HeadMajor => {
-                let guarded = Guarded::new(gpu, &[batch, heads, tokens, head_dim]);
+                let guarded = guarded(&[batch, heads, tokens, even(channels)]);
                 let view = permuted(&guarded.tensor.view(), &[0, 2, 1, 3]);
-                (guarded, view)
+                (guarded, sliced(&view, 3, 0..channels))
             }
             Layout::Padded => {
-                let guarded = Guarded::new(gpu, &[batch + 1, tokens + 2, heads + 1, head_dim + 3]);
+                let guarded = guarded(&[batch + 1, tokens + 2, heads + 1, even(channels + 3)]);
                 let view = sliced(&guarded.tensor.view(), 0, 1..batch + 1);
                 let view = sliced(&view, 1, 1..tokens + 1);
-                let view = sliced(&sliced(&view, 2, 0..heads), 3, 1..head_dim + 1);
+                let first = if element_type == ElementType::F32 {
+                    1
+                } else {
+                    2
+                };
+                let view = sliced(&sliced(&view, 2, 0..heads), 3, first..channels + first);
                 (guarded, view)
             }
             _ => {
-                let guarded = Guarded::new(gpu, &self.out_shape());
-                let view = guarded.tensor.view();
+                let guarded = guarded(&[batch, tokens, heads, even(channels)]);
+                let view = sliced(&guarded.tensor.view(), 3, 0..channels);
                 (guarded, view)
             }
-        }
+        };
+        (guarded, self.unbatched(view))
     }
 }
 
@@ -547,13 +925,24 @@ impl AttentionData {
 pub struct PreparedAttention {
     pub data: AttentionData,
     pub expected: Vec<f64>,
+    pub expected_lse: Vec<f64>,
 }
 
 impl AttentionCase {
     pub fn prepare(&self) -> PreparedAttention {
-        let data = self.data();
-        let expected = data.expected();
-        PreparedAttention { data, expected }
+        self.data().prepare()
+    }
+}
+
+impl AttentionData {
+    /// With the reference's answer.
+    pub fn prepare(self) -> PreparedAttention {
+        let expected = self.expected_all();
+        PreparedAttention {
+            expected: expected.out,
+            expected_lse: expected.lse,
+            data: self,
+        }
     }
 }
 
@@ -561,14 +950,49 @@ impl PreparedAttention {
     /// Whether the subject gives what the reference gives.
     pub fn check(&self, gpu: &Gpu, subject: &Subject) -> Result<(), String> {
         leave_dirt(gpu, self.expected.len());
-        let got = self.data.run(gpu, subject)?;
-        matches(&got, &self.expected, &self.data.out_shape())
+        let got = self.data.run_all(gpu, subject)?;
+        let tolerance = self.data.tolerance();
+        let shape = self.data.out_shape();
+        compared(&got.out, &self.expected, &shape, tolerance)?;
+        // Log-sum-exp is f32 whatever the output is; smaller operands are exact.
+        compared(
+            &got.lse,
+            &self.expected_lse,
+            &[got.lse.len()],
+            Tolerance::F32,
+        )
+        .map_err(|error| format!("lse: {error}"))
+    }
+}
+
+impl AttentionData {
+    /// How far a result may be off: as much as f32 may, and what rounding it to the output's type adds.
+    pub fn tolerance(&self) -> Tolerance {
+        let Tolerance { absolute, relative } = Tolerance::F32;
+        match self.problem.out_type {
+            ElementType::F32 => Tolerance::F32,
+            ElementType::F16 => Tolerance::new(absolute, relative + 0.5f64.powi(11)),
+            _ => Tolerance::new(absolute, relative + 0.5f64.powi(8)),
+        }
     }
 }
 
 /// Whether every value is within [`Tolerance::F32`] of what it should be.
 pub fn matches(got: &[f32], expected: &[f64], shape: &[usize]) -> Result<(), String> {
-    let comparison = compare(got, shape, expected, shape, Tolerance::F32);
+    compared(got, expected, shape, Tolerance::F32)
+}
+
+/// Whether every value is within a tolerance of what it should be.
+pub fn compared(
+    got: &[f32],
+    expected: &[f64],
+    shape: &[usize],
+    tolerance: Tolerance,
+) -> Result<(), String> {
+    if got.is_empty() && expected.is_empty() {
+        return Ok(());
+    }
+    let comparison = compare(got, shape, expected, shape, tolerance);
     if comparison.passed() {
         return Ok(());
     }
@@ -852,6 +1276,18 @@ impl Beside for bool {
     const BESIDE: bool = true;
 }
 
+impl Beside for u32 {
+    const BESIDE: u32 = u32::MAX;
+}
+
+impl Beside for half::f16 {
+    const BESIDE: half::f16 = half::f16::NAN;
+}
+
+impl Beside for half::bf16 {
+    const BESIDE: half::bf16 = half::bf16::NAN;
+}
+
 /// Values, in row-major order of the view that `window` makes of a new tensor of that shape.
 pub fn place<T: Beside>(
     gpu: &Gpu,
@@ -888,22 +1324,36 @@ fn for_each_position(view: &TensorView, mut visit: impl FnMut(usize)) {
 
 /// The elements of a view of a guarded output, once all of them and nothing else was written.
 pub fn read_output(guarded: &Guarded, view: &TensorView) -> Result<Vec<f32>, String> {
-    let all: Vec<f32> = guarded
+    let words: Vec<f32> = guarded
         .whole
         .read_blocking()
         .map_err(|error| error.to_string())?;
-    let mut inside = vec![false; all.len()];
+    let element_type = view.element_type();
+    let in_word = 4 / element_type.size() as usize;
+    // The bits of every element, and those of one that nobody wrote.
+    let bits = |at: usize| {
+        let word = words[at / in_word].to_bits();
+        match in_word {
+            1 => word,
+            _ => (word >> (16 * (at % 2))) & 0xffff,
+        }
+    };
+    let untouched = |at: usize| bits(at) == SENTINEL >> (32 - 32 / in_word);
+    let value = |at: usize| match element_type {
+        ElementType::F16 => half::f16::from_bits(bits(at) as u16).to_f32(),
+        ElementType::BF16 => half::bf16::from_bits(bits(at) as u16).to_f32(),
+        _ => f32::from_bits(bits(at)),
+    };
+    let mut inside = vec![false; in_word * words.len()];
     let mut values = Vec::new();
     let mut unwritten = 0;
     for_each_position(view, |at| {
         inside[at] = true;
-        unwritten += usize::from(all[at].to_bits() == SENTINEL);
-        values.push(all[at]);
+        unwritten += usize::from(untouched(at));
+        values.push(value(at));
     });
-    let strays = all
-        .iter()
-        .zip(&inside)
-        .filter(|(value, inside)| !**inside && value.to_bits() != SENTINEL)
+    let strays = (0..inside.len())
+        .filter(|at| !inside[*at] && !untouched(*at))
         .count();
     if strays > 0 {
         return Err(format!("{strays} elements beside the output were written"));

@@ -73,18 +73,24 @@ impl Random {
 
 /// Elements in front of and behind a guarded output. Not a multiple of any alignment in use.
 const GUARD: usize = 77;
-/// What lies there: a NaN that no kernel makes.
-const SENTINEL: u32 = 0x7fc1_2345;
+/// What lies there: a NaN that no kernel makes, in f32 and in both halves of a word.
+const SENTINEL: u32 = 0x7fc1_7fc1;
 
-/// An f32 output inside a larger buffer: poisoned with NaN, with sentinels in front of and behind it.
+/// An output inside a larger buffer: poisoned with NaN, with sentinels in front of and behind it.
 pub struct Guarded {
     pub tensor: Tensor,
     whole: Tensor,
 }
 
 impl Guarded {
+    /// Of f32.
     pub fn new(gpu: &Gpu, shape: &[usize]) -> Self {
-        let count: usize = shape.iter().product();
+        Self::typed(gpu, shape, ElementType::F32)
+    }
+
+    pub fn typed(gpu: &Gpu, shape: &[usize], element_type: ElementType) -> Self {
+        let elements = shape.iter().product::<usize>() as u64;
+        let count = (elements * element_type.size()).div_ceil(4) as usize;
         let all = vec![f32::from_bits(SENTINEL); count + 2 * GUARD];
         let whole = Tensor::from_slice(gpu, &[all.len()], &all).expect("a guarded output");
         let tensor = Tensor::from_buffer(
@@ -92,13 +98,13 @@ impl Guarded {
             whole.buffer().clone(),
             4 * GUARD as u64,
             shape,
-            ElementType::F32,
+            element_type,
         )
         .expect("a guarded output");
         Guarded { tensor, whole }
     }
 
-    /// The output, once nothing beside it was written and every element of it was.
+    /// An f32 output, once nothing beside it was written and every element of it was.
     pub fn read(&self) -> Result<Vec<f32>, String> {
         let all: Vec<f32> = self
             .whole
