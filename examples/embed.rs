@@ -4,8 +4,8 @@
 
 use wgpu_attention::wgpu::util::DeviceExt;
 use wgpu_attention::{
-    ElementType, Gpu, LayerArguments, LayerConfig, LayerWeights, MultiHeadAttention, Projection,
-    QkvWeights, Tensor, wgpu,
+    ElementType, Gpu, LayerArguments, LayerConfig, LayerShape, LayerWeights, MultiHeadAttention,
+    Projection, QkvWeights, Tensor, wgpu,
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         },
     )?;
     // Once per shape: plan, compile, allocate what lies between the dispatches.
-    let plan = layer.plan(batch, tokens, false)?;
+    let plan = layer.plan(LayerShape::new(batch, tokens))?;
     println!("{plan}");
     let f32 = ElementType::F32;
     let x = Tensor::from_buffer(&gpu, x_buffer, 0, &[batch, tokens, d_in], f32)?;
@@ -55,12 +55,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor {
         label: Some("the application's frame"),
     });
-    let call = LayerArguments {
-        x: &x.view(),
-        key_mask: None,
-        y: &y.view(),
-    };
-    layer.encode(&mut encoder, &plan, call)?;
+    let (x, out) = (x.view(), y.view());
+    layer.encode(&mut encoder, &plan, LayerArguments::new(&x, &out))?;
     queue.submit([encoder.finish()]);
 
     let values = y.read_blocking::<f32>()?;

@@ -10,7 +10,9 @@
 //! Biases and the output projection may be missing. Other tensors are left alone. Values of any float type
 //! are taken as f32.
 
-use crate::layer::{HeadProjections, LayerWeights, MatrixLayout, Projection, QkvWeights};
+use crate::layer::{
+    HeadProjections, LayerConfig, LayerWeights, MatrixLayout, Projection, QkvWeights,
+};
 use crate::tensor::shape_text;
 use crate::tensor_file::{FileTensor, TensorFile, format_error};
 use crate::{Error, Result};
@@ -385,10 +387,11 @@ impl Source<'_> {
         };
         // A size that does not fit is this file's fault: say which file.
         let in_file = |error: Error| self.wrong(error.to_string());
-        let fused = weights
-            .fuse_qkv(d_in, d_out, heads.unwrap_or(1))
-            .map_err(in_file)?;
-        let output = weights.dense_output(d_out).map_err(in_file)?;
+        let config = LayerConfig::new(d_in, d_out, heads.unwrap_or(1));
+        let widths = config.widths().map_err(in_file)?;
+        // Keys and values have the channels of queries: all is one matrix.
+        let (fused, _) = weights.dense_qkv(&config, &widths).map_err(in_file)?;
+        let output = weights.dense_output(d_out, d_out).map_err(in_file)?;
         let (output, output_bias) = match output {
             Some(dense) => (Some(dense.weight), dense.bias),
             None => (None, None),

@@ -83,8 +83,8 @@ pub use gpu::{
 };
 pub use kernels::Form;
 pub use layer::{
-    HeadProjections, LayerArguments, LayerConfig, LayerPlan, LayerWeights, MatrixLayout,
-    MultiHeadAttention, Projection, QkvWeights, Step,
+    HeadProjections, LayerArguments, LayerConfig, LayerPlan, LayerShape, LayerWeights,
+    MatrixLayout, MultiHeadAttention, Projection, ProjectionTensors, QkvTensors, QkvWeights, Step,
 };
 pub use linear::{Linear, LinearArguments, LinearProblem};
 pub use merge::{Merge, MergeArguments, MergeProblem};

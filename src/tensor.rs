@@ -521,6 +521,20 @@ impl TensorView {
         Ok(view)
     }
 
+    /// An image `(B, C, height, width)` as `(B, height * width, C)`: its pixels are tokens, row after row. Nothing is
+    /// copied; a layer reads and writes such a view as it lies.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] unless it has four axes, [`Error::Layout`] if rows do not follow one another in memory.
+    pub fn image_tokens(&self) -> Result<TensorView> {
+        if self.shape.len() != 4 {
+            let expected = "an image (B, C, height, width)";
+            return Err(Error::shape("image", expected, shape_text(&self.shape)));
+        }
+        self.merge_axes(2..4)?.permute(&[0, 2, 1])
+    }
+
     /// Whether the elements lie one behind the other, in row-major order.
     pub fn is_contiguous(&self) -> bool {
         let expected = contiguous_strides(&self.shape);

@@ -202,38 +202,22 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "last row not stored",
         TILED,
-        &[(
-            TILED,
-            STORED,
-            "if (row + 1u < item.rows)",
-        )],
+        &[(TILED, STORED, "if (row + 1u < item.rows)")],
     ),
     mutant(
         "last row not stored",
         LANES,
-        &[(
-            LANES,
-            STORED,
-            "if (row + 1u < item.rows)",
-        )],
+        &[(LANES, STORED, "if (row + 1u < item.rows)")],
     ),
     mutant(
         "row past the end stored",
         TILED,
-        &[(
-            TILED,
-            STORED,
-            "if (row < item.rows + 1u)",
-        )],
+        &[(TILED, STORED, "if (row < item.rows + 1u)")],
     ),
     mutant(
         "row past the end stored",
         LANES,
-        &[(
-            LANES,
-            STORED,
-            "if (row < item.rows + 1u)",
-        )],
+        &[(LANES, STORED, "if (row < item.rows + 1u)")],
     ),
     mutant(
         "channel past the end stored",

@@ -263,6 +263,7 @@ const KINDS: &[&Kind] = &[
     &attention::VARLEN,
     &layer::FUSED,
     &layer::HEADS,
+    &layer::MHA4,
     &layer::BERT,
     &onnx::ONNX,
     &ort::ORT,

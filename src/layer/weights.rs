@@ -1,11 +1,18 @@
 //! Every form in which the weights of a layer come in, and the one form it computes with.
 //!
-//! The layer keeps one fused matrix `(3 * d_out, d_in)`: the rows are q, then k, then v, `d_out` each, and
-//! head h owns rows `h * D .. (h + 1) * D` of each block. Every other form is copied into that order once,
-//! when the layer is made.
+//! The layer keeps one fused matrix `(H * D + Hkv * D + Hkv * Dv, d_in)`: the rows are q, then k, then v, and
+//! head h owns rows `h * D .. (h + 1) * D` of its block. Every other form is copied into that order once,
+//! when the layer is made. Where keys and values are made of other channels than queries, it keeps two: the rows
+//! of q, and those of k and v.
 
-use crate::tensor::shape_text;
+use super::LayerConfig;
+use super::config::Widths;
+use crate::element::ElementType;
+use crate::gpu::Gpu;
+use crate::operands::expect_contiguous_last;
+use crate::tensor::{Tensor, TensorView, shape_text};
 use crate::{Error, Result};
+use std::ops::Range;
 
 /// How a weight matrix lies in memory. Both are row-major.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +61,7 @@ impl<'a> Projection<'a> {
     }
 }
 
-/// The three matrices of one head: each from `d_in` to `head_dim` channels.
+/// The three matrices of one head, as [`QkvWeights::Separate`] has them of all heads.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadProjections<'a> {
     /// Queries.
@@ -68,19 +75,20 @@ pub struct HeadProjections<'a> {
 /// The weights that make q, k and v.
 #[derive(Clone, Copy, Debug)]
 pub enum QkvWeights<'a> {
-    /// One matrix from `d_in` to `3 * d_out` channels, q, k and v one after another: `nn.Linear`'s
-    /// `(3 * d_out, d_in)`, or GPT-2's `c_attn` `(d_in, 3 * d_out)`.
+    /// One matrix from `d_in` to `H * D + Hkv * D + Hkv * Dv` channels, q, k and v one after another: `nn.Linear`'s
+    /// `(3 * d_out, d_in)`, or GPT-2's `c_attn` `(d_in, 3 * d_out)`. Only where `d_source` is `d_in`.
     Fused(Projection<'a>),
-    /// Three matrices from `d_in` to `d_out` channels.
+    /// Three matrices.
     Separate {
-        /// Queries.
+        /// Queries: from `d_in` to `H * D` channels.
         q: Projection<'a>,
-        /// Keys.
+        /// Keys: from `d_source` to `Hkv * D` channels.
         k: Projection<'a>,
-        /// Values.
+        /// Values: from `d_source` to `Hkv * Dv` channels.
         v: Projection<'a>,
     },
-    /// A list of heads, each with its own three matrices; side by side they are the fused form.
+    /// A list of heads, each with its own three matrices; side by side they are the fused form. Only where there are
+    /// as many heads of keys and values as of queries.
     Heads(&'a [HeadProjections<'a>]),
 }
 
@@ -89,8 +97,133 @@ pub enum QkvWeights<'a> {
 pub struct LayerWeights<'a> {
     /// Those of q, k and v.
     pub qkv: QkvWeights<'a>,
-    /// The output projection from `d_out` to `d_out` channels; `None` leaves it out.
+    /// The output projection from `H * Dv` to `d_out` channels; `None` leaves it out.
     pub output: Option<Projection<'a>>,
+}
+
+/// A matrix and its bias, on the GPU. Nothing is copied.
+#[derive(Clone, Debug)]
+pub struct ProjectionTensors {
+    /// `(out, in)`, f32, any strides: a `(in, out)` matrix is passed as its permuted view.
+    pub weight: TensorView,
+    /// `(out)`, f32, contiguous.
+    pub bias: Option<TensorView>,
+}
+
+impl ProjectionTensors {
+    /// Without a bias.
+    pub fn new(weight: TensorView) -> Self {
+        ProjectionTensors { weight, bias: None }
+    }
+
+    /// With a bias.
+    #[must_use]
+    pub fn with_bias(self, bias: TensorView) -> Self {
+        ProjectionTensors {
+            bias: Some(bias),
+            ..self
+        }
+    }
+
+    /// Some of its output channels.
+    pub(super) fn rows(&self, rows: Range<usize>) -> Result<Self> {
+        let bias = self.bias.as_ref();
+        Ok(ProjectionTensors {
+            weight: self.weight.slice(0, rows.clone())?,
+            bias: bias.map(|bias| bias.slice(0, rows)).transpose()?,
+        })
+    }
+
+    /// Holds it against its sizes.
+    pub(super) fn check(&self, name: &str, gpu: &Gpu, out: usize, d_in: usize) -> Result<()> {
+        let weight = format!("{name} weight");
+        self.weight.expect_shape(&weight, &[out, d_in])?;
+        self.weight.expect_type(&weight, ElementType::F32)?;
+        self.weight.expect_gpu(&weight, gpu)?;
+        let Some(values) = &self.bias else {
+            return Ok(());
+        };
+        let bias = format!("{name} bias");
+        values.expect_shape(&bias, &[out])?;
+        expect_contiguous_last(&bias, values)?;
+        values.expect_type(&bias, ElementType::F32)?;
+        values.expect_gpu(&bias, gpu)
+    }
+}
+
+/// The weights that make q, k and v, on the GPU.
+#[derive(Clone, Debug)]
+pub enum QkvTensors {
+    /// `(H * D + Hkv * D + Hkv * Dv, d_in)`: the rows of q, then k, then v. Only where `d_source` is `d_in`.
+    /// Self-attention is one dispatch then.
+    Fused(ProjectionTensors),
+    /// Queries apart from keys and values: a dispatch each.
+    Split {
+        /// `(H * D, d_in)`.
+        q: ProjectionTensors,
+        /// `(Hkv * D + Hkv * Dv, d_source)`: the rows of k, then v.
+        kv: ProjectionTensors,
+    },
+}
+
+/// The weights of q, k and v in every division that a call may want. They are views of the same one or two matrices.
+#[derive(Clone)]
+pub(super) struct QkvViews {
+    /// Absent where q is kept apart.
+    pub(super) qkv: Option<ProjectionTensors>,
+    pub(super) q: ProjectionTensors,
+    pub(super) kv: ProjectionTensors,
+    pub(super) k: ProjectionTensors,
+    pub(super) v: ProjectionTensors,
+}
+
+impl QkvTensors {
+    /// Holds them against the configuration and divides them.
+    pub(super) fn views(
+        self,
+        gpu: &Gpu,
+        config: &LayerConfig,
+        widths: &Widths,
+    ) -> Result<QkvViews> {
+        let LayerConfig { d_in, d_source, .. } = *config;
+        let (qkv, q, kv) = match self {
+            QkvTensors::Fused(qkv) => {
+                config.expect_one_source()?;
+                qkv.check("qkv", gpu, widths.qkv, d_in)?;
+                let (q, kv) = (qkv.rows(0..widths.q)?, qkv.rows(widths.q..widths.qkv)?);
+                (Some(qkv), q, kv)
+            }
+            QkvTensors::Split { q, kv } => {
+                q.check("q", gpu, widths.q, d_in)?;
+                kv.check("kv", gpu, widths.kv, d_source)?;
+                (None, q, kv)
+            }
+        };
+        Ok(QkvViews {
+            k: kv.rows(0..widths.k)?,
+            v: kv.rows(widths.k..widths.kv)?,
+            qkv,
+            q,
+            kv,
+        })
+    }
+}
+
+impl LayerConfig {
+    /// One matrix cannot make q, k and v of different numbers of channels.
+    fn expect_one_source(&self) -> Result<()> {
+        if self.d_source == self.d_in {
+            return Ok(());
+        }
+        Err(Error::parameter(
+            "d_source",
+            self.d_source,
+            format!(
+                "must be d_in = {} where the weights of q, k and v are fused; give those of q apart",
+                self.d_in
+            ),
+        ))
+    }
 }
 
 /// A matrix `(out, in)` and its bias, as the layer uploads it.
@@ -99,19 +232,50 @@ pub(crate) struct Dense {
     pub(crate) bias: Option<Vec<f32>>,
 }
 
+impl Dense {
+    pub(super) fn upload(&self, gpu: &Gpu, out: usize, d_in: usize) -> Result<ProjectionTensors> {
+        let bias = self.bias.as_ref();
+        let bias = bias.map(|bias| Tensor::from_slice(gpu, &[out], bias));
+        Ok(ProjectionTensors {
+            weight: Tensor::from_slice(gpu, &[out, d_in], &self.weight)?.view(),
+            bias: bias.transpose()?.map(|bias| bias.view()),
+        })
+    }
+}
+
+/// A projection with its name, its input and its output channels.
+type Part<'a> = (String, Projection<'a>, usize, usize);
+
 /// One of a head's three matrices.
 type Pick = for<'a> fn(&'a HeadProjections<'a>) -> Projection<'a>;
 
 impl LayerWeights<'_> {
-    /// The fused `(3 * d_out, d_in)` matrix and `(3 * d_out)` bias.
-    pub(crate) fn fuse_qkv(&self, d_in: usize, d_out: usize, heads: usize) -> Result<Dense> {
-        let head_dim = d_out / heads;
-        let parts: Vec<(String, Projection, usize)> = match self.qkv {
-            QkvWeights::Fused(fused) => vec![("qkv".to_string(), fused, 3 * d_out)],
-            QkvWeights::Separate { q, k, v } => [("q", q), ("k", k), ("v", v)]
-                .into_iter()
-                .map(|(name, projection)| (name.to_string(), projection, d_out))
-                .collect(),
+    /// The weights of q, k and v in the form that the layer keeps: q | k | v in one, or q and k | v.
+    pub(crate) fn dense_qkv(
+        &self,
+        config: &LayerConfig,
+        widths: &Widths,
+    ) -> Result<(Dense, Option<Dense>)> {
+        let LayerConfig {
+            d_in,
+            d_source,
+            heads,
+            kv_heads,
+            ..
+        } = *config;
+        // The parts of q, and those of k and v.
+        let (mut q, kv): (Vec<Part>, Vec<Part>) = match self.qkv {
+            QkvWeights::Fused(fused) => {
+                config.expect_one_source()?;
+                (vec![("qkv".into(), fused, d_in, widths.qkv)], Vec::new())
+            }
+            QkvWeights::Separate { q, k, v } => (
+                vec![("q".into(), q, d_in, widths.q)],
+                vec![
+                    ("k".into(), k, d_source, widths.k),
+                    ("v".into(), v, d_source, widths.kv - widths.k),
+                ],
+            ),
             QkvWeights::Heads(list) => {
                 if list.len() != heads {
                     return Err(Error::shape(
@@ -120,42 +284,62 @@ impl LayerWeights<'_> {
                         list.len(),
                     ));
                 }
-                // All q, then all k, then all v, each head after head.
-                let pick: [(&str, Pick); 3] = [("q", |h| h.q), ("k", |h| h.k), ("v", |h| h.v)];
-                let mut parts = Vec::with_capacity(3 * heads);
-                for (name, pick) in pick {
-                    for (number, head) in list.iter().enumerate() {
-                        parts.push((format!("head {number} {name}"), pick(head), head_dim));
-                    }
+                if kv_heads != heads {
+                    return Err(Error::parameter(
+                        "kv_heads",
+                        kv_heads,
+                        format!(
+                            "must be heads = {heads} where the weights are a list of heads; give them fused or separate"
+                        ),
+                    ));
                 }
-                parts
+                // All q, then all k, then all v, each head after head.
+                let block = |name: &str, pick: Pick, d_in, out| -> Vec<Part> {
+                    let heads = list.iter().enumerate();
+                    heads
+                        .map(|(number, head)| {
+                            (format!("head {number} {name}"), pick(head), d_in, out)
+                        })
+                        .collect()
+                };
+                let (head_dim, value_dim) = (widths.head_dim, widths.value_dim);
+                let mut kv = block("k", |h| h.k, d_source, head_dim);
+                kv.extend(block("v", |h| h.v, d_source, value_dim));
+                (block("q", |h| h.q, d_in, head_dim), kv)
             }
         };
-        // A part without a bias beside one with a bias adds 0.
-        let any_bias = parts
-            .iter()
-            .any(|(_, projection, _)| projection.bias.is_some());
-        let mut fused = Dense {
-            // Sizes are held against the slices part by part: nothing is reserved for what may not be there.
-            weight: Vec::new(),
-            bias: any_bias.then(Vec::new),
-        };
-        for (name, projection, out) in parts {
-            let dense = dense(&name, projection, d_in, out)?;
-            fused.weight.extend(dense.weight);
-            if let Some(bias) = &mut fused.bias {
-                bias.extend(dense.bias.unwrap_or_else(|| vec![0.0; out]));
-            }
+        if d_source != d_in {
+            return Ok((fuse(q)?, Some(fuse(kv)?)));
         }
-        Ok(fused)
+        q.extend(kv);
+        Ok((fuse(q)?, None))
     }
 
-    /// The output projection `(d_out, d_out)`.
-    pub(crate) fn dense_output(&self, d_out: usize) -> Result<Option<Dense>> {
+    /// The output projection `(d_out, H * Dv)`.
+    pub(crate) fn dense_output(&self, d_out: usize, context: usize) -> Result<Option<Dense>> {
         self.output
-            .map(|output| dense("output", output, d_out, d_out))
+            .map(|output| dense("output", output, context, d_out))
             .transpose()
     }
+}
+
+/// One matrix of several with the same input, their outputs one after another.
+fn fuse(parts: Vec<Part>) -> Result<Dense> {
+    // A part without a bias beside one with a bias adds 0.
+    let any_bias = parts.iter().any(|(_, part, ..)| part.bias.is_some());
+    let mut fused = Dense {
+        // Sizes are held against the slices part by part: nothing is reserved for what may not be there.
+        weight: Vec::new(),
+        bias: any_bias.then(Vec::new),
+    };
+    for (name, projection, d_in, out) in parts {
+        let dense = dense(&name, projection, d_in, out)?;
+        fused.weight.extend(dense.weight);
+        if let Some(bias) = &mut fused.bias {
+            bias.extend(dense.bias.unwrap_or_else(|| vec![0.0; out]));
+        }
+    }
+    Ok(fused)
 }
 
 /// Checks a projection's sizes and brings it into `(out, in)` order.
@@ -212,6 +396,14 @@ mod tests {
         (weight.collect(), (0..12).map(|row| row as f32).collect())
     }
 
+    fn fuse_4_of_2(qkv: QkvWeights) -> Result<Dense> {
+        let config = LayerConfig::new(2, 4, 2);
+        let weights = LayerWeights { qkv, output: None };
+        let (fused, split) = weights.dense_qkv(&config, &config.widths()?)?;
+        assert!(split.is_none());
+        Ok(fused)
+    }
+
     fn turned(rows: &[f32], out: usize) -> Vec<f32> {
         let d_in = rows.len() / out;
         (0..d_in)
@@ -220,9 +412,7 @@ mod tests {
     }
 
     fn check(qkv: QkvWeights, bias: bool) {
-        let got = LayerWeights { qkv, output: None }
-            .fuse_qkv(2, 4, 2)
-            .unwrap();
+        let got = fuse_4_of_2(qkv).unwrap();
         let (weight, biases) = fused();
         assert_eq!(got.weight, weight, "{qkv:?}");
         assert_eq!(got.bias, bias.then_some(biases), "{qkv:?}");
@@ -277,9 +467,7 @@ mod tests {
             k: Projection::new(&w[8..16]).with_bias(&b[4..8]),
             v: Projection::new(&w[16..]),
         };
-        let got = LayerWeights { qkv, output: None }
-            .fuse_qkv(2, 4, 2)
-            .unwrap();
+        let got = fuse_4_of_2(qkv).unwrap();
         assert_eq!(
             got.bias.unwrap(),
             [0.0, 0.0, 0.0, 0.0, 4.0, 5.0, 6.0, 7.0, 0.0, 0.0, 0.0, 0.0]
@@ -289,10 +477,7 @@ mod tests {
     #[test]
     fn wrong_sizes_are_named() {
         let (w, b) = fused();
-        let error = |qkv| {
-            let weights = LayerWeights { qkv, output: None };
-            weights.fuse_qkv(2, 4, 2).err().unwrap().to_string()
-        };
+        let error = |qkv| fuse_4_of_2(qkv).err().unwrap().to_string();
         assert_eq!(
             error(QkvWeights::Fused(Projection::new(&w[1..]))),
             "qkv weight: expected (12, 2) = 24 values, got 23 values"

@@ -9,8 +9,8 @@ use wgpu_attention::checkpoint::{LayerCheckpoint, gpt2_layers};
 use wgpu_attention::compare::{Comparison, Outcome, Tolerance, compare};
 use wgpu_attention::tensor_file::{FileTensor, TensorFile, write_tensors};
 use wgpu_attention::{
-    ElementType, Error, Gpu, LayerArguments, LayerConfig, LayerPlan, MultiHeadAttention, Result,
-    Step, Tensor, Timestamps, install_hint, reference,
+    ElementType, Error, Gpu, LayerArguments, LayerConfig, LayerPlan, LayerShape,
+    MultiHeadAttention, Result, Step, Tensor, Timestamps, install_hint, reference,
 };
 
 #[derive(Args)]
@@ -364,7 +364,11 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         config.d_in,
         config.d_out,
         config.heads,
-        if config.causal { "causal" } else { "full" },
+        if config.rules.causal {
+            "causal"
+        } else {
+            "full"
+        },
         if job.key_mask.is_some() {
             " with a key padding mask"
         } else {
@@ -385,7 +389,8 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
 
     let layer = MultiHeadAttention::new(&gpu, config, &job.layer.weights())?;
     let started = Instant::now();
-    let plan = layer.plan(job.batch, job.tokens, job.key_mask.is_some())?;
+    let shape = LayerShape::new(job.batch, job.tokens).mask(job.key_mask.is_some());
+    let plan = layer.plan(shape)?;
     for (number, line) in plan.to_string().lines().enumerate() {
         say(format_args!(
             "{:<11} {line}",
@@ -532,9 +537,8 @@ impl<'a> Run<'a> {
     fn with_arguments<T>(&self, call: impl FnOnce(LayerArguments<'_>) -> T) -> T {
         let mask = self.key_mask.as_ref().map(Tensor::view);
         call(LayerArguments {
-            x: &self.x.view(),
             key_mask: mask.as_ref(),
-            y: &self.y.view(),
+            ..LayerArguments::new(&self.x.view(), &self.y.view())
         })
     }
 
