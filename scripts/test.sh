@@ -26,6 +26,7 @@ GPU_TESTS=(
     devices
     buffers
     errors
+    case_kinds
     program
 )
 

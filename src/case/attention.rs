@@ -113,8 +113,8 @@ fn read(case: &Case) -> Result<AttentionCase> {
         problem.q_len = case.attr_usize("max_q")?;
         problem.kv_len = case.attr_usize("max_k")?;
         read.starts = Some([
-            case.input("cu_seqlens_q")?.to_usize()?,
-            case.input("cu_seqlens_k")?.to_usize()?,
+            case.lengths_of("cu_seqlens_q")?,
+            case.lengths_of("cu_seqlens_k")?,
         ]);
     } else {
         case.expect_sizes(&[
@@ -129,14 +129,14 @@ fn read(case: &Case) -> Result<AttentionCase> {
     read.sinks = case.input_opt("sinks").map(Values::from);
     read.kv_lens = case.lengths("kv_lens")?;
     read.q_lens = case.lengths("q_lens")?;
+    let scale = case.attr_f64("scale")? as f32;
     let default_scale =
         case.attributes.contains_key("default_scale") && case.attr_bool("default_scale")?;
+    if default_scale && scale != read.problem.effective_scale()? {
+        return Err(case.error("`default_scale` is true, but `scale` is not 1/sqrt(D)"));
+    }
     read.problem.rules = AttentionRules {
-        scale: if default_scale {
-            None
-        } else {
-            Some(case.attr_f64("scale")? as f32)
-        },
+        scale: (!default_scale).then_some(scale),
         softcap: case.softcap()?,
         causal: case.attr_bool("causal")?,
         alignment: Some(case.alignment()?),
@@ -168,9 +168,21 @@ impl Case {
         Ok(())
     }
 
-    /// An input that is a list of lengths, if it is there.
+    /// An input that is a list of lengths.
+    pub(super) fn lengths_of(&self, name: &str) -> Result<Vec<usize>> {
+        let tensor = self.input(name)?;
+        if tensor.shape.len() != 1 {
+            let got = shape_text(&tensor.shape);
+            return Err(self.error(format!("input {name:?}: expected one axis, got {got}")));
+        }
+        tensor.to_usize()
+    }
+
+    /// One that may be left out.
     pub(super) fn lengths(&self, name: &str) -> Result<Option<Vec<usize>>> {
-        self.input_opt(name).map(FileTensor::to_usize).transpose()
+        self.input_opt(name)
+            .map(|_| self.lengths_of(name))
+            .transpose()
     }
 
     /// An attribute that is a number of keys, -1 (or nothing) for all of them.
@@ -417,6 +429,19 @@ impl AttentionCase {
         rules.sinks = self.sinks.is_some();
         rules.kv_lens = self.kv_lens.is_some();
         rules.q_lens = self.q_lens.is_some();
+        // The reference takes slices: it cannot see how they are shaped.
+        let (batch, heads) = (self.problem.batch, self.problem.heads);
+        for (name, values, shapes) in [
+            ("slopes", &self.slopes, [&[heads][..], &[batch, heads]]),
+            ("sinks", &self.sinks, [&[heads], &[heads]]),
+        ] {
+            if let Some(values) = values
+                && !shapes.contains(&&values.shape[..])
+            {
+                let (expected, got) = (shape_text(shapes[0]), shape_text(&values.shape));
+                return Err(Error::shape(name, expected, got));
+            }
+        }
         let (kernel, found) = match engine {
             Engine::Kernels { gpu, form } => self.by_kernels(gpu, *form)?,
             Engine::Reference => ("reference".into(), self.by_reference()?),

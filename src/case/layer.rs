@@ -222,7 +222,28 @@ impl LayerCase {
                 shape_text(&x.shape)
             )));
         };
-        case.expect_sizes(&[("B", batch), ("T", length), ("Tq", length), ("d_in", d_in)])?;
+        let keys = source
+            .as_ref()
+            .and_then(|source| source.shape.get(1).copied());
+        let d_out = runs[0].weights_of.d_out;
+        case.expect_sizes(&[
+            ("B", batch),
+            ("T", length),
+            ("Tq", length),
+            ("Tk", keys.unwrap_or(length)),
+            ("d_in", d_in),
+            ("d_model", d_in),
+            ("d_out", d_out),
+            ("head_dim", d_out.checked_div(heads).unwrap_or(0)),
+        ])?;
+        let keys = keys.unwrap_or(length);
+        for made_of in source.iter().chain(&value_source) {
+            if made_of.shape != [batch, keys, d_in] {
+                let (expected, got) =
+                    (shape_text(&[batch, keys, d_in]), shape_text(&made_of.shape));
+                return Err(Error::shape("key, value or memory", expected, got));
+            }
+        }
         for run in &runs {
             let weights = &run.weights_of;
             if weights.d_in != d_in || weights.heads.is_some_and(|own| own != heads) {
@@ -243,11 +264,26 @@ impl LayerCase {
             bias: None,
             runs,
         };
-        if let Some(mask) = case.input_opt("mask") {
+        let mask = case.input_opt("mask");
+        let described = mask.map_or("none".into(), |mask| {
+            let axes: Vec<String> = mask.shape.iter().map(usize::to_string).collect();
+            axes.join("x")
+        });
+        if case
+            .attributes
+            .get("mask")
+            .is_some_and(|said| *said != described)
+        {
+            let said = case.attr_str("mask")?;
+            return Err(case.attribute_error("mask", &described, said));
+        }
+        if let Some(mask) = mask {
             let mut mask = Values::mask(mask)?;
-            if mask.shape.len() == 3 {
+            match mask.shape.len() {
                 // (B, T, Ts), the same for all heads.
-                mask.shape.insert(1, 1);
+                3 => mask.shape.insert(1, 1),
+                4 => {}
+                _ => return Err(Error::shape("mask", "three or four axes", described)),
             }
             match case.attr_str("blocked_rows")? {
                 "zero" => read.mask = Some(mask),

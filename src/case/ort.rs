@@ -60,7 +60,11 @@ fn read(case: &Case) -> Result<AttentionCase> {
         "com.microsoft.MultiHeadAttention" => false,
         other => return Err(unsupported(other, "this operator is not understood")),
     };
-    if case.choice("do_rotary", &[0, 1], 0)? == 1 || case.input_opt("cos_cache").is_some() {
+    let rotary = case.attributes.get("rotary");
+    if rotary.is_some_and(|rotary| rotary != "none")
+        || case.choice("do_rotary", &[0, 1], 0)? == 1
+        || case.input_opt("cos_cache").is_some()
+    {
         return Err(unsupported("rotary embedding", "it is not built yet"));
     }
     let heads = case.attr_usize("num_heads")?;
@@ -117,9 +121,9 @@ fn read(case: &Case) -> Result<AttentionCase> {
     let mut lens = vec![kv_len; batch];
     if grouped {
         // Keys of each item in all, less 1; the new ones come last.
-        lens = case.input("seqlens_k")?.to_usize()?;
+        lens = case.lengths_of("seqlens_k")?;
         lens.iter_mut().for_each(|len| *len += 1);
-        let total = case.input("total_sequence_length")?.to_usize()?;
+        let total = case.lengths_of("total_sequence_length")?;
         if lens.len() != batch || lens.iter().max() != total.first() {
             return Err(case.error(format!(
                 "seqlens_k + 1 is {lens:?} and total_sequence_length {total:?}: expected {batch} lengths and the largest"
@@ -176,18 +180,21 @@ fn read(case: &Case) -> Result<AttentionCase> {
         .attributes
         .get("mask_kind")
         .map_or("none", String::as_str);
-    if let Some(given) = case.lengths("key_padding_mask")? {
-        let shown: Vec<bool> = match mask_kind {
+    if let Some(input) = case.input_opt("key_padding_mask") {
+        let given = input.to_usize()?;
+        let shown: Vec<bool> = match (mask_kind, &input.shape[..]) {
             // Keys of each item, from the first.
-            "key_lens_1d" => given
+            ("key_lens_1d", &[_]) => given
                 .iter()
                 .flat_map(|len| (0..kv_len).map(move |key| key < *len))
                 .collect(),
-            "key_padding_2d" => given.iter().map(|value| *value != 0).collect(),
-            other => {
+            ("key_padding_2d", &[_, keys]) if keys == kv_len => {
+                given.iter().map(|value| *value != 0).collect()
+            }
+            (other, shape) => {
                 return Err(unsupported(
-                    format!("mask_kind {other:?}"),
-                    "key_lens_1d and key_padding_2d are understood",
+                    format!("mask_kind {other:?} of shape {}", shape_text(shape)),
+                    format!("key_lens_1d (B) and key_padding_2d (B, {kv_len}) are understood"),
                 ));
             }
         };
