@@ -34,7 +34,7 @@ const EXAMPLES: &[&str] = &[
     "module_mha4/module_mha4__blocked_row3_T6_C32_h4_uniform.f32",
     "module_mha4/module_mha4__cross_B3_q7_k11_C32_h4_padmask.f32",
     "module_mha4/module_mha4__cross_B1_q17_k4_C40_h2.f32",
-    "module_mha4/module_mha4__dec_B1_T1_C16_h4.f64",
+    "module_mha4/module_mha4__blocked_row3_T6_C32_h4_uniform.f64",
     "module_heads/module_heads__B2_T7_din16_dh5_H4_bias.f32",
     "module_fused/module_fused__dh9_H3_T17_bias.f32",
 ];
@@ -145,15 +145,23 @@ fn what_is_not_understood_is_unsupported() {
     );
 }
 
-/// Inputs that a result may not depend on: those of gradients, and a length that the case says twice.
+/// Inputs of gradients, which no forward result depends on.
 const UNUSED: &[&str] = &["dY", "dout"];
-/// Inputs that broadcast: an axis of 1 in front changes nothing.
-const BROADCAST: &[&str] = &["mask", "bias", "attn_mask", "attention_bias"];
+/// A bias that all keys have in common cancels in the softmax.
+const CANCELS: &[&str] = &["bk"];
+/// Inputs that broadcast: an axis of 1, in front or in place of equal values, changes nothing.
+const BROADCAST: &[&str] = &[
+    "mask",
+    "bias",
+    "attn_mask",
+    "attention_bias",
+    "alibi_slopes",
+];
 
 #[test]
 fn inputs_that_are_missing_or_misshapen_never_pass() {
     let mut tolerances = Tolerances::new();
-    let mut errors = 0;
+    let (mut errors, mut wrong) = (0, Vec::new());
     for engine in engines() {
         for name in EXAMPLES {
             let whole = load(name);
@@ -162,13 +170,16 @@ fn inputs_that_are_missing_or_misshapen_never_pass() {
                 let mut expect = |what: &str, case: Case, may_pass: bool| {
                     let report = run(&case, &engine, &mut tolerances);
                     errors += usize::from(report.is_err());
-                    let fine = may_pass || !passed(&report);
-                    assert!(fine, "{name} passes with {} {what}", input.name);
+                    if passed(&report) && !may_pass {
+                        wrong.push(format!("{name} with {} {what}", input.name));
+                    }
                 };
                 let unused = UNUSED.contains(&&*input.name);
+                let broadcasts = BROADCAST.contains(&&*input.name);
                 let mut case = whole.clone();
                 case.inputs.remove(number);
-                expect("missing", case, unused);
+                let cancels = CANCELS.contains(&&*input.name);
+                expect("missing", case, unused || cancels);
 
                 let with = |shape: Vec<usize>| {
                     let mut case = whole.clone();
@@ -186,11 +197,12 @@ fn inputs_that_are_missing_or_misshapen_never_pass() {
                         if length != input.shape[axis] {
                             let mut shape = input.shape.clone();
                             shape[axis] = length;
-                            expect(&format!("of shape {shape:?}"), with(shape), unused);
+                            let what = format!("of shape {shape:?}");
+                            let may_pass = unused || broadcasts && length == 1;
+                            expect(&what, with(shape), may_pass);
                         }
                     }
                 }
-                let broadcasts = BROADCAST.contains(&&*input.name);
                 expect(
                     "with an axis in front",
                     with([&[1], &input.shape[..]].concat()),
@@ -205,7 +217,8 @@ fn inputs_that_are_missing_or_misshapen_never_pass() {
             }
         }
     }
-    assert!(errors > 1000, "{errors}");
+    assert!(wrong.is_empty(), "these pass: {wrong:#?}");
+    assert!(errors > 500, "{errors}");
 }
 
 /// Attributes that only say in words or numbers where a case comes from.
@@ -224,17 +237,20 @@ const WORDS: &[&str] = &[
 
 #[test]
 fn attributes_that_say_something_else_never_pass() {
-    let mut tolerances = Tolerances::new();
+    let (mut tolerances, mut wrong) = (Tolerances::new(), Vec::new());
     for engine in engines() {
         for name in EXAMPLES {
             let whole = load(name);
             for attribute in whole.attributes.keys() {
-                for wrong in ["", "novel", "-7", "1e300", "nan", "18446744073709551615"] {
+                for value in ["", "novel", "-7", "1e300", "nan", "18446744073709551615"] {
                     let mut case = whole.clone();
-                    case.attributes.insert(attribute.clone(), wrong.into());
+                    case.attributes.insert(attribute.clone(), value.into());
                     let report = run(&case, &engine, &mut tolerances);
-                    let fine = WORDS.contains(&&**attribute) || !passed(&report);
-                    assert!(fine, "{name} passes with {attribute} = {wrong:?}");
+                    // A cap out of reach is none.
+                    let far = attribute == "softcap" && value.len() == 20;
+                    if passed(&report) && !WORDS.contains(&&**attribute) && !far {
+                        wrong.push(format!("{name} with {attribute} = {value:?}"));
+                    }
                 }
                 // Some may be left out: then what they say by default holds.
                 let mut case = whole.clone();
@@ -243,4 +259,5 @@ fn attributes_that_say_something_else_never_pass() {
             }
         }
     }
+    assert!(wrong.is_empty(), "these pass: {wrong:#?}");
 }

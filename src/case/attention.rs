@@ -97,7 +97,7 @@ fn read(case: &Case) -> Result<AttentionCase> {
         };
         Operand::new(case, tensor, layout)
     };
-    let mut read = AttentionCase::new(operand("q")?, operand("k")?, operand("v")?);
+    let mut read = AttentionCase::new(case, operand("q")?, operand("k")?, operand("v")?)?;
     let problem = &mut read.problem;
     let sizes = [
         ("Hq", problem.heads),
@@ -207,7 +207,8 @@ impl Case {
         Ok((softcap != 0.0).then_some(softcap))
     }
 
-    fn alignment(&self) -> Result<Alignment> {
+    /// Attribute `align`.
+    pub(super) fn alignment(&self) -> Result<Alignment> {
         match self.attr_str("align")? {
             "top_left" => Ok(Alignment::TopLeft),
             "bottom_right" => Ok(Alignment::BottomRight),
@@ -356,9 +357,17 @@ pub(super) struct AttentionCase {
 
 impl AttentionCase {
     /// Without rules and outputs.
-    pub(super) fn new(q: Operand, k: Operand, v: Operand) -> Self {
+    pub(super) fn new(case: &Case, q: Operand, k: Operand, v: Operand) -> Result<Self> {
         let [batch, q_len, heads, head_dim] = q.shape;
-        AttentionCase {
+        if [k.shape[0], k.shape[3]] != [batch, head_dim] || k.shape[..3] != v.shape[..3] {
+            return Err(case.error(format!(
+                "q, k and v do not go together: (B, T, H, D) are {}, {} and {}",
+                shape_text(&q.shape),
+                shape_text(&k.shape),
+                shape_text(&v.shape)
+            )));
+        }
+        Ok(AttentionCase {
             problem: AttentionProblem {
                 kv_heads: k.shape[2],
                 kv_len: k.shape[1],
@@ -381,7 +390,7 @@ impl AttentionCase {
             starts: None,
             outputs: Vec::new(),
             otherwise: "an output of this name is not understood".into(),
-        }
+        })
     }
 
     /// Puts inputs `past_key` and `past_value` in front of k and v, where there are any; returns how many tokens

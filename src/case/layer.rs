@@ -264,6 +264,15 @@ impl LayerCase {
             bias: None,
             runs,
         };
+        let uniform = match case
+            .attributes
+            .get("blocked_rows")
+            .map_or("zero", String::as_str)
+        {
+            "zero" => false,
+            "uniform" => true,
+            other => return Err(case.attribute_error("blocked_rows", "zero or uniform", other)),
+        };
         let mask = case.input_opt("mask");
         let described = mask.map_or("none".into(), |mask| {
             let axes: Vec<String> = mask.shape.iter().map(usize::to_string).collect();
@@ -285,22 +294,18 @@ impl LayerCase {
                 4 => {}
                 _ => return Err(Error::shape("mask", "three or four axes", described)),
             }
-            match case.attr_str("blocked_rows")? {
-                "zero" => read.mask = Some(mask),
+            if uniform {
                 // No mask: scores sink so low that a row which has no others is spread evenly.
-                "uniform" => {
-                    for value in &mut mask.values {
-                        *value = if *value == 0.0 {
-                            f64::from(f32::MIN)
-                        } else {
-                            0.0
-                        };
-                    }
-                    read.bias = Some(mask);
+                for value in &mut mask.values {
+                    *value = if *value == 0.0 {
+                        f64::from(f32::MIN)
+                    } else {
+                        0.0
+                    };
                 }
-                other => {
-                    return Err(case.attribute_error("blocked_rows", "zero or uniform", other));
-                }
+                read.bias = Some(mask);
+            } else {
+                read.mask = Some(mask);
             }
         }
         Ok(read)

@@ -47,10 +47,11 @@ fn read(case: &Case) -> Result<AttentionCase> {
         Operand::new(case, case.input(name)?, layout)
     };
     let mut read = AttentionCase::new(
+        case,
         operand("Q", "q_num_heads")?,
         operand("K", "kv_num_heads")?,
         operand("V", "kv_num_heads")?,
-    );
+    )?;
     let (heads, kv_heads) = (read.problem.heads, read.problem.kv_heads);
     case.expect_sizes(&[("q_num_heads", heads), ("kv_num_heads", kv_heads)])?;
     // The type that the softmax should be computed in (float, float16, double, bfloat16). Here it is always f32:

@@ -113,7 +113,7 @@ fn read(case: &Case) -> Result<AttentionCase> {
         }
     }
 
-    let mut read = AttentionCase::new(q, k, v);
+    let mut read = AttentionCase::new(case, q, k, v)?;
     let new = read.problem.kv_len;
     let past = read.read_past(case)?;
     let (batch, kv_len) = (read.problem.batch, read.problem.kv_len);
@@ -170,7 +170,11 @@ fn read(case: &Case) -> Result<AttentionCase> {
             .map(|scale| scale as f32),
         softcap: case.softcap()?,
         causal,
-        alignment: Some(Alignment::BottomRight),
+        // New tokens come last, where a case says nothing else.
+        alignment: match case.attributes.contains_key("align") {
+            true => Some(case.alignment()?),
+            false => Some(Alignment::BottomRight),
+        },
         window_left,
         ..Default::default()
     };
