@@ -47,6 +47,7 @@ impl LinearProblem {
             usize::try_from(rows).unwrap_or(usize::MAX),
         )?;
         let (configuration, why) = configure(kernel, rows);
+        capabilities.can_loop(kernel, &configuration, self.d_in as u64, 0)?;
         let (tile_m, tile_n) = tile(kernel.form, &configuration);
         let groups = rows.div_ceil(tile_m) * (self.d_out as u64).div_ceil(tile_n);
         let grid = fold(groups, capabilities, "linear")?;
@@ -55,6 +56,7 @@ impl LinearProblem {
             configuration,
             grid,
             groups: groups as u32,
+            parts: 1,
             flops: (2 * rows * self.d_in as u64).saturating_mul(self.d_out as u64),
             workspace_bytes: 0,
             reason: format!("{reason}; {why}"),

@@ -54,13 +54,21 @@ impl MergeProblem {
         }
         let (kernel, _) = choose_kernel(Operation::Merge, capabilities, Some(Form::Tiled))?;
         let rows = (self.batch as u64 * self.heads as u64).saturating_mul(self.q_len as u64);
+        let configuration = Configuration {
+            consts: Vec::new(),
+            rules: Vec::new(),
+        };
+        capabilities.can_loop(
+            kernel,
+            &configuration,
+            self.parts as u64,
+            self.value_dim as u64,
+        )?;
         let per_row = (self.parts as u64).saturating_mul(2 * self.value_dim as u64);
         Ok(Plan {
             kernel,
-            configuration: Configuration {
-                consts: Vec::new(),
-                rules: Vec::new(),
-            },
+            configuration,
+            parts: 1,
             grid: fold(rows, capabilities, "merge")?,
             groups: rows as u32,
             flops: rows.saturating_mul(per_row),

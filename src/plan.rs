@@ -20,12 +20,26 @@ pub struct Plan {
     pub grid: Option<[u32; 3]>,
     /// Workgroups that have work. (A folded grid may hold some that return at once.)
     pub groups: u32,
+    /// Ranges of keys that are computed one after the other, in a dispatch each, and then merged; 1 where the whole
+    /// is one dispatch.
+    pub parts: u32,
     /// Useful floating-point operations: a multiply-add is two, causal work is counted once.
     pub flops: u64,
     /// GPU memory beyond the operands, in bytes.
     pub workspace_bytes: u64,
     /// Why this kernel in this configuration.
     pub reason: String,
+}
+
+impl Plan {
+    /// Dispatches of one call.
+    pub fn dispatches(&self) -> usize {
+        match (self.grid, self.parts) {
+            (None, _) => 0,
+            (Some(_), 1) => 1,
+            (Some(_), parts) => parts as usize + 1,
+        }
+    }
 }
 
 impl fmt::Display for Plan {
@@ -35,6 +49,13 @@ impl fmt::Display for Plan {
             Some([x, 1, 1]) => write!(f, "{x} workgroups")?,
             Some([x, y, z]) => write!(f, "{x} x {y} x {z} workgroups ({} used)", self.groups)?,
             None => write!(f, "nothing to dispatch")?,
+        }
+        if self.parts > 1 {
+            write!(
+                f,
+                " for each of {} parts of the keys, and a merge",
+                self.parts
+            )?;
         }
         write!(f, ": {}", self.reason)
     }

@@ -39,6 +39,286 @@ fn capabilities() -> Capabilities {
 
 // ---- without a GPU ----
 
+/// keras-team/keras#23081, pytorch/pytorch#141218: what does not fit together is refused with both numbers.
+#[test]
+fn plans_say_what_is_wrong_with_rules() {
+    let refused = |change: fn(&mut AttentionProblem), kind: &str, text: &str| {
+        let mut problem = AttentionProblem::new(1, 6, 8, 16);
+        change(&mut problem);
+        says(problem.plan(&capabilities()).map(drop), kind, text);
+    };
+    refused(
+        |p| p.kv_heads = 4,
+        "parameter",
+        "heads = 6: must be a multiple of kv_heads = 4",
+    );
+    refused(
+        |p| p.kv_heads = 12,
+        "parameter",
+        "heads = 6: must be a multiple of kv_heads = 12",
+    );
+    refused(
+        |p| p.kv_heads = 0,
+        "parameter",
+        "kv_heads = 0: must be at least 1",
+    );
+    refused(
+        |p| p.value_dim = 0,
+        "parameter",
+        "value_dim = 0: must be at least 1",
+    );
+    for softcap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let mut problem = AttentionProblem::new(1, 6, 8, 16);
+        problem.rules.softcap = Some(softcap);
+        says(
+            problem.plan(&capabilities()).map(drop),
+            "parameter",
+            &format!("softcap = {softcap}: must be finite and above 0; leave it unset for none"),
+        );
+    }
+    let alignment = "alignment = none: must be TopLeft or BottomRight, since causal, windows and ALiBi count from a query's own key and there may be more keys than queries, or fewer";
+    refused(
+        |p| {
+            p.rules.causal = true;
+            p.kv_len = 9;
+        },
+        "parameter",
+        alignment,
+    );
+    refused(
+        |p| {
+            p.rules.alibi = true;
+            p.rules.kv_lens = true;
+        },
+        "parameter",
+        alignment,
+    );
+    refused(
+        |p| {
+            p.rules.window_left = Some(3);
+            p.packed = true;
+        },
+        "parameter",
+        alignment,
+    );
+    refused(
+        |p| p.keys = Some(3..9),
+        "parameter",
+        "keys = 3..9: must lie within 0..8 (kv_len)",
+    );
+    refused(
+        |p| p.q_type = ElementType::Bool,
+        "parameter",
+        "q_type = bool: must be f32, f16 or bf16",
+    );
+    refused(
+        |p| p.out_type = ElementType::U32,
+        "parameter",
+        "out_type = u32: must be f32, f16 or bf16",
+    );
+    // Without a need for it, nothing must be said.
+    let mut problem = AttentionProblem::new(1, 6, 8, 16);
+    problem.rules.causal = true;
+    problem.plan(&capabilities()).unwrap();
+}
+
+/// The arguments, one of them changed.
+fn with<'a>(
+    mut arguments: AttentionArguments<'a>,
+    change: impl FnOnce(&mut AttentionArguments<'a>),
+) -> AttentionArguments<'a> {
+    change(&mut arguments);
+    arguments
+}
+
+/// The tensors of rules, each missing, superfluous, of a wrong shape or type.
+#[test]
+fn tensors_of_rules_are_held_against_the_problem() {
+    let Some(gpu) = gpu() else { return };
+    let tensor =
+        |shape: &[usize], element_type| Tensor::empty(&gpu, shape, element_type).unwrap().view();
+    let (f32, u32) = (ElementType::F32, ElementType::U32);
+    let problem = AttentionProblem {
+        kv_len: 5,
+        rules: AttentionRules {
+            bias: true,
+            kv_lens: true,
+            q_lens: true,
+            alibi: true,
+            sinks: true,
+            ..AttentionRules::causal(Alignment::BottomRight)
+        },
+        ..AttentionProblem::new(2, 4, 3, 8)
+    };
+    let attention = Attention::new(&gpu, problem).unwrap();
+    let (q, k) = (tensor(&[2, 3, 4, 8], f32), tensor(&[2, 5, 4, 8], f32));
+    let out = tensor(&[2, 3, 4, 8], f32);
+    let (bias, lens) = (tensor(&[3, 5], f32), tensor(&[2], u32));
+    let (slopes, sinks) = (tensor(&[4], f32), tensor(&[4], f32));
+    let lse = tensor(&[2, 4, 3], f32);
+    let good = AttentionArguments {
+        lse: Some(&lse),
+        rules: RuleArguments {
+            bias: Some(&bias),
+            kv_lens: Some(&lens),
+            q_lens: Some(&lens),
+            slopes: Some(&slopes),
+            sinks: Some(&sinks),
+            ..Default::default()
+        },
+        ..AttentionArguments::new(&q, &k, &k, &out)
+    };
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    attention.encode(&mut encoder, good).unwrap();
+    let mut refused = |arguments: AttentionArguments, kind: &str, text: &str| {
+        says(attention.encode(&mut encoder, arguments), kind, text);
+    };
+    let missing = "expected a tensor as the problem's rules say, got none";
+    let superfluous = "expected none as the problem's rules say, got a tensor";
+    refused(
+        with(good, |a| a.rules.bias = None),
+        "shape",
+        &format!("bias: {missing}"),
+    );
+    refused(
+        with(good, |a| a.rules.kv_lens = None),
+        "shape",
+        &format!("kv_lens: {missing}"),
+    );
+    refused(
+        with(good, |a| a.rules.q_lens = None),
+        "shape",
+        &format!("q_lens: {missing}"),
+    );
+    refused(
+        with(good, |a| a.rules.slopes = None),
+        "shape",
+        &format!("slopes: {missing}"),
+    );
+    refused(
+        with(good, |a| a.rules.sinks = None),
+        "shape",
+        &format!("sinks: {missing}"),
+    );
+    let (mask, data) = (tensor(&[5], ElementType::Bool), tensor(&[5], f32));
+    refused(
+        with(good, |a| a.rules.mask = Some(&mask)),
+        "shape",
+        &format!("mask: {superfluous}"),
+    );
+    refused(
+        with(good, |a| a.rules.rule_data = Some(&data)),
+        "shape",
+        &format!("rule_data: {superfluous}"),
+    );
+    refused(
+        with(good, |a| a.rules.cu_seqlens_q = Some(&lens)),
+        "shape",
+        &format!("cu_seqlens_q: {superfluous}"),
+    );
+    let three = tensor(&[3], u32);
+    refused(
+        with(good, |a| a.rules.kv_lens = Some(&three)),
+        "shape",
+        "kv_lens: expected (2), got (3)",
+    );
+    let floats = tensor(&[2], f32);
+    refused(
+        with(good, |a| a.rules.q_lens = Some(&floats)),
+        "type",
+        "q_lens: expected element type u32, got f32",
+    );
+    let wide = tensor(&[1, 4], f32);
+    refused(
+        with(good, |a| a.rules.slopes = Some(&wide)),
+        "shape",
+        "slopes: expected (2, 4), got (1, 4)",
+    );
+    let five = tensor(&[5], f32);
+    refused(
+        with(good, |a| a.rules.sinks = Some(&five)),
+        "shape",
+        "sinks: expected (4), got (5)",
+    );
+    let apart = tensor(&[4, 2], f32)
+        .slice(1, 0..1)
+        .unwrap()
+        .merge_axes(0..2)
+        .unwrap();
+    refused(
+        with(good, |a| a.rules.sinks = Some(&apart)),
+        "layout",
+        "sinks: it is not contiguous (shape (4), strides (2)); copy it to a tensor of its own",
+    );
+    refused(
+        with(good, |a| a.rules.bias = Some(&lens)),
+        "type",
+        "bias: expected element type f32, got u32",
+    );
+    let odd = tensor(&[4, 5], f32);
+    refused(
+        with(good, |a| a.rules.bias = Some(&odd)),
+        "shape",
+        "bias: expected a shape that broadcasts to (2, 4, 3, 5) (each axis full or 1, aligned at the last), got (4, 5)",
+    );
+    let flat = tensor(&[2, 3, 4], f32);
+    refused(
+        with(good, |a| a.lse = Some(&flat)),
+        "shape",
+        "lse: expected (2, 4, 3), got (2, 3, 4)",
+    );
+    let half = tensor(&[2, 3, 4, 8], ElementType::F16);
+    refused(
+        with(good, |a| a.q = &half),
+        "type",
+        "q: expected element type f32, got f16",
+    );
+    // The log-sum-exp beside the output, or in one of the operands.
+    let whole = tensor(&[400], f32);
+    let (own_out, own_lse) = (
+        whole
+            .slice(0, 0..192)
+            .unwrap()
+            .split_axis(0, &[2, 3, 4, 8])
+            .unwrap(),
+        whole
+            .slice(0, 200..224)
+            .unwrap()
+            .split_axis(0, &[2, 4, 3])
+            .unwrap(),
+    );
+    let arguments = AttentionArguments {
+        out: &own_out,
+        lse: Some(&own_lse),
+        ..good
+    };
+    says(
+        attention.encode(&mut encoder, arguments),
+        "layout",
+        "lse: it lies in the same buffer as out; a buffer cannot be read and written by one dispatch: give the output a buffer of its own",
+    );
+    // Small operands in several buffers are gathered by copies, which a buffer must allow.
+    let buffer = gpu.device().create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 16,
+        usage: wgpu::BufferUsages::STORAGE,
+        mapped_at_creation: false,
+    });
+    let own = Tensor::from_buffer(&gpu, buffer, 0, &[4], f32)
+        .unwrap()
+        .view();
+    let mut arguments = good;
+    arguments.rules.sinks = Some(&own);
+    says(
+        attention.encode(&mut encoder, arguments),
+        "layout",
+        "sinks: its buffer lacks the usage COPY_SRC; small operands in several buffers are gathered by copies: create it with COPY_SRC, or keep them in one buffer",
+    );
+    // After all of that the same encoder still works.
+    attention.encode(&mut encoder, good).unwrap();
+    gpu.submit(encoder.finish()).unwrap();
+}
+
 #[test]
 fn plans_say_what_is_wrong_with_a_problem() {
     let attention = |change: fn(&mut AttentionProblem)| {
@@ -193,7 +473,7 @@ fn calls_say_which_argument_is_wrong() {
     says(
         new(LayerConfig::new(4, 512, 1), fused, None).map(drop),
         "limit",
-        "head_dim needs 512 channels, but the largest compiled head size allows 256; make the problem smaller, or open the device with a higher limit if the adapter has one",
+        "value_dim needs 512 channels, but the largest head of attention_tiled allows 256; make the problem smaller, or open the device with a higher limit if the adapter has one",
     );
     says(
         new(

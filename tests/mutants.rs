@@ -162,7 +162,7 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
             (LANES, "select(factor, 1.0, rises)", "exp(score[r])"),
             (
                 LANES,
-                "shrink[r] = select(1.0, factor, rises && counts);",
+                "shrink[r] = select(1.0, factor, rises & counts);",
                 "shrink[r] = 1.0;",
             ),
         ],
@@ -790,7 +790,7 @@ static RULE_MUTANTS: &[(&str, &[Edit])] = &[
         &[(
             STORE_LSE,
             "select(0xff800000u, bitcast<u32>(value), any)",
-            "bitcast<u32>(value)",
+            "select(0u, bitcast<u32>(value), any)",
         )],
     ),
 ];
@@ -1240,7 +1240,8 @@ fn rule_cases() -> Vec<PreparedAttention> {
             batch: 4,
             ..problem(9, 12)
         },
-        Layout::Contiguous,
+        // Rows past the last sequence would be those of the first, of the next head.
+        Layout::HeadMajor,
         AttentionRules::causal(BottomRight),
     );
     packed.cu_seqlens = Some([vec![0, 5, 5, 14, 17], vec![0, 7, 10, 22, 22]]);
@@ -1248,12 +1249,15 @@ fn rule_cases() -> Vec<PreparedAttention> {
     packed.k = random.normals(22 * 10);
     packed.v = random.normals(22 * 6);
     cases.push(packed);
-    // A rule of the caller's own.
-    let own = with(
+    // A rule of the caller's own, which hides NaN by its score.
+    let mut own = with(
         problem(9, 13),
         Layout::Contiguous,
         AttentionRules::default(),
     );
+    for token in (0..3 * 13).filter(|token| token % 13 % 5 == 4) {
+        own.v[token * 6..][..6].fill(f32::NAN);
+    }
     cases.push(own.with_rule(OWN_RULE, vec![0.5, -0.5, 1.0, 0.0]));
     // Smaller types, beside each other in every way.
     for element_type in [ElementType::F16, ElementType::BF16] {

@@ -5,6 +5,7 @@ use super::rules::TablePlaces;
 use super::{Alignment, AttentionProblem, RuleArguments};
 use crate::gpu::{Argument, Call, Gpu, Pipeline, Timestamps};
 use crate::kernels::{AttentionParams, Operation};
+use crate::merge::{Merge, MergeArguments, MergeProblem};
 use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
@@ -64,6 +65,49 @@ pub struct Attention {
     pipeline: Arc<Pipeline>,
     /// Where small operands are gathered.
     tables: Option<Tensor>,
+    parts: Option<Parts>,
+}
+
+/// What a problem in parts of the keys takes.
+#[derive(Clone)]
+struct Parts {
+    /// `(P, B, Tq, H, Dv)`, f32.
+    out: TensorView,
+    /// `(P, B, H, Tq)`.
+    lse: TensorView,
+    merge: Merge,
+}
+
+impl Parts {
+    fn new(gpu: &Gpu, problem: &AttentionProblem, plan: &Plan) -> Result<Option<Self>> {
+        if plan.parts <= 1 || plan.grid.is_none() {
+            return Ok(None);
+        }
+        let parts = plan.parts as usize;
+        let AttentionProblem {
+            batch,
+            heads,
+            q_len,
+            value_dim,
+            out_type,
+            ..
+        } = *problem;
+        let merge = MergeProblem {
+            parts,
+            batch,
+            heads,
+            q_len,
+            value_dim,
+            out_type,
+        };
+        let out = [parts, batch, q_len, heads, value_dim];
+        let lse = [parts, batch, heads, q_len];
+        Ok(Some(Parts {
+            merge: Merge::new(gpu, merge)?,
+            out: Tensor::empty(gpu, &out, ElementType::F32)?.view(),
+            lse: Tensor::empty(gpu, &lse, ElementType::F32)?.view(),
+        }))
+    }
 }
 
 impl std::fmt::Debug for Attention {
@@ -101,6 +145,7 @@ impl Attention {
         Ok(Attention {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
             tables: problem.tables_workspace(gpu)?,
+            parts: Parts::new(gpu, &problem, &plan)?,
             gpu: gpu.clone(),
             problem,
             plan,
@@ -144,7 +189,7 @@ impl Attention {
         encoder: &mut wgpu::CommandEncoder,
         arguments: AttentionArguments<'_>,
         label: &str,
-        timestamps: Option<&mut Timestamps>,
+        mut timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
         let AttentionArguments {
             q,
@@ -196,16 +241,15 @@ impl Attention {
             return Ok(());
         };
 
-        let [q_at, k_at, v_at, out_at] =
-            [q.bind("q")?, k.bind("k")?, v.bind("v")?, out.bind("out")?];
-        let lse_at = lse
-            .as_ref()
-            .map(|lse| lse.bind("lse"))
-            .transpose()?
-            .flatten();
+        let [q_at, k_at, v_at] = [q.bind("q")?, k.bind("k")?, v.bind("v")?];
+        // Nothing is recorded for outputs that cannot be bound.
+        out.bind("out")?;
+        if let Some(lse) = &lse {
+            lse.bind("lse")?;
+        }
         let pairs = BoundPairs::new(&rules, mask, bias)?;
         if let Some(timestamps) = &timestamps {
-            timestamps.expect_room(1)?;
+            timestamps.expect_room(self.plan.dispatches())?;
         }
         let (tables, places) = rules.bind_tables(&self.gpu, encoder, self.tables.as_ref())?;
         let tables_at = tables.as_ref().map(|t| t.bind("tables")).transpose()?;
@@ -227,37 +271,79 @@ impl Attention {
             v_batch_stride: v.stride(0),
             v_token_stride: v.stride(1),
             v_head_stride: v.stride(2),
-            out_offset: first(out_at),
-            out_batch_stride: out.stride(0),
-            out_token_stride: out.stride(1),
-            out_head_stride: out.stride(2),
-            has_lse: u32::from(lse_at.is_some()),
-            lse_offset: first(lse_at),
-            lse_batch_stride: lse.as_ref().map_or(0, |lse| lse.stride(0)),
-            lse_head_stride: lse.as_ref().map_or(0, |lse| lse.stride(1)),
-            lse_token_stride: lse.as_ref().map_or(0, |lse| lse.stride(2)),
             ..problem.params(&pairs, &places)?
         };
-        let mut bound = vec![
-            ("q", argument(Some(q), q_at)),
-            ("k", argument(Some(k), k_at)),
-            ("v", argument(Some(v), v_at)),
-            ("out", argument(Some(out), out_at)),
-            ("lse", argument(lse.as_ref(), lse_at)),
-            ("tables", argument(tables.as_ref(), tables_at.flatten())),
-        ];
-        bound.extend(pairs.arguments());
-        self.gpu.record(
-            encoder,
-            &self.pipeline,
-            Call {
-                label,
-                arguments: &bound,
-                params: bytemuck::bytes_of(&params),
-                grid,
-                timestamps,
-            },
-        )
+        // One dispatch with these outputs.
+        let dispatch = |encoder: &mut wgpu::CommandEncoder,
+                        params: AttentionParams,
+                        out: &TensorView,
+                        lse: Option<&TensorView>,
+                        timestamps: Option<&mut Timestamps>| {
+            let out_at = out.bind("out")?;
+            let lse_at = lse.map(|lse| lse.bind("lse")).transpose()?.flatten();
+            let lse_stride = |axis| lse.map_or(0, |lse| lse.stride(axis));
+            let params = AttentionParams {
+                out_offset: first(out_at),
+                out_batch_stride: out.stride(0),
+                out_token_stride: out.stride(1),
+                out_head_stride: out.stride(2),
+                has_lse: u32::from(lse_at.is_some()),
+                lse_offset: first(lse_at),
+                lse_batch_stride: lse_stride(0),
+                lse_head_stride: lse_stride(1),
+                lse_token_stride: lse_stride(2),
+                ..params
+            };
+            let mut bound = vec![
+                ("q", argument(Some(q), q_at)),
+                ("k", argument(Some(k), k_at)),
+                ("v", argument(Some(v), v_at)),
+                ("out", argument(Some(out), out_at)),
+                ("lse", argument(lse, lse_at)),
+                ("tables", argument(tables.as_ref(), tables_at.flatten())),
+            ];
+            bound.extend(pairs.arguments());
+            self.gpu.record(
+                encoder,
+                &self.pipeline,
+                Call {
+                    label,
+                    arguments: &bound,
+                    params: bytemuck::bytes_of(&params),
+                    grid,
+                    timestamps,
+                },
+            )
+        };
+        let Some(parts) = &self.parts else {
+            return dispatch(encoder, params, out, lse.as_ref(), timestamps);
+        };
+        let keys = problem.key_range();
+        let count = self.plan.parts as usize;
+        let edge =
+            |part: usize| keys.start + (keys.len() as u64 * part as u64 / count as u64) as usize;
+        for part in 0..count {
+            let only = |view: &TensorView| view.slice(0, part..part + 1)?.merge_axes(0..2);
+            let params = AttentionParams {
+                key_begin: edge(part) as u32,
+                key_end: edge(part + 1) as u32,
+                out_type: 0,
+                // A sink counts once.
+                sinks_at: if part == 0 { params.sinks_at } else { u32::MAX },
+                ..params
+            };
+            let (out, lse) = (only(&parts.out)?, only(&parts.lse)?);
+            dispatch(encoder, params, &out, Some(&lse), timestamps.as_deref_mut())?;
+        }
+        let arguments = MergeArguments {
+            parts: &parts.out,
+            part_lse: &parts.lse,
+            out,
+            lse: lse.as_ref(),
+        };
+        parts
+            .merge
+            .encode_timed(encoder, arguments, label, timestamps)
     }
 }
 

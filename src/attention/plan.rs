@@ -38,6 +38,7 @@ impl AttentionProblem {
         let chosen = chosen.or(fitting.first());
         let configuration = chosen.cloned().ok_or_else(|| self.refusal(kernel))?;
         capabilities.can_bind(kernel, &configuration)?;
+        let parts = self.parts(kernel, &configuration, capabilities)?;
         let block_q = queries_per_group(kernel, &configuration);
         let groups = (self.q_len as u64)
             .div_ceil(block_q)
@@ -48,12 +49,19 @@ impl AttentionProblem {
         let mut plan = Plan {
             grid: fold(groups, capabilities, "attention")?,
             groups: groups as u32,
+            parts: parts as u32,
             flops: self.pairs().saturating_mul(2 * channels),
-            workspace_bytes,
+            workspace_bytes: workspace_bytes.saturating_add(self.parts_bytes(parts)),
             reason: format!("{reason}; {block_q} queries a workgroup"),
             kernel,
             configuration,
         };
+        if parts > 1 {
+            let limit = capabilities.max_loop_iterations;
+            plan.reason.push_str(&format!(
+                "; keys in {parts} parts, since the adapter ends loops after {limit} iterations"
+            ));
+        }
         if gathered > 0 {
             plan.reason.push_str(&format!(
                 "; {gathered} small operands are copied into one buffer of {workspace_bytes} bytes, unless they lie in one"
@@ -73,6 +81,8 @@ impl AttentionProblem {
             rules,
         };
         capabilities.can_bind(kernel, &configuration)?;
+        let (keys, channels) = (self.kv_len as u64, self.head_dim as u64);
+        capabilities.can_loop(kernel, &configuration, keys, channels)?;
         let rows = (self.q_len as u64)
             .saturating_mul(self.heads as u64)
             .saturating_mul(self.batch as u64);
@@ -84,12 +94,62 @@ impl AttentionProblem {
                 "attention weights",
             )?,
             groups: rows as u32,
+            parts: 1,
             flops: self.pairs().saturating_mul(2 * self.head_dim as u64),
             workspace_bytes,
             reason: "a row a workgroup".into(),
             kernel,
             configuration,
         })
+    }
+
+    /// In how many parts the keys must be walked over, so that every loop ends by itself.
+    fn parts(
+        &self,
+        kernel: &Kernel,
+        configuration: &Configuration,
+        capabilities: &Capabilities,
+    ) -> Result<u64> {
+        let (keys, channels) = (self.key_range().len() as u64, self.head_dim as u64);
+        let walk = |keys| (kernel.loop_iterations)(configuration, keys, channels);
+        if walk(keys) <= capabilities.max_loop_iterations {
+            return Ok(1);
+        }
+        // The longest part that ends by itself; iterations grow with the keys.
+        let (mut most, mut too_many) = (0, keys);
+        while too_many - most > 1 {
+            let middle = most + (too_many - most) / 2;
+            if walk(middle) <= capabilities.max_loop_iterations {
+                most = middle;
+            } else {
+                too_many = middle;
+            }
+        }
+        // Packed sequences have as many tokens as come with a call, so that there is no workspace to plan.
+        if most == 0 || self.packed {
+            capabilities.can_loop(kernel, configuration, keys, channels)?;
+        }
+        let parts = keys.div_ceil(most.max(1));
+        // The merge binds all of them at once.
+        let (needed, available) = (self.parts_bytes(parts), capabilities.max_binding_bytes);
+        if needed > available {
+            let what = format!("the outputs of {parts} parts of the keys");
+            let limit = "max_storage_buffer_binding_size";
+            return Err(Error::limit_bytes(what, limit, needed, available));
+        }
+        Ok(parts)
+    }
+
+    /// Bytes of the outputs of the parts and of their log-sum-exp.
+    fn parts_bytes(&self, parts: u64) -> u64 {
+        if parts <= 1 {
+            return 0;
+        }
+        let rows = (self.batch as u64)
+            .saturating_mul(self.q_len as u64)
+            .saturating_mul(self.heads as u64);
+        let row = (self.value_dim as u64).saturating_add(1).saturating_mul(4);
+        rows.saturating_mul(row).saturating_mul(parts)
     }
 
     /// Bytes into which small operands are gathered, and how many of them: none where there is one at most.

@@ -85,6 +85,9 @@ pub struct Capabilities {
     pub storage_alignment: u64,
     /// Smallest and largest subgroup of the adapter, in invocations.
     pub subgroup_sizes: (u32, u32),
+    /// Iterations that all loops of one invocation may make together. Mesa's llvmpipe and lavapipe end every loop
+    /// after 65535 (`LP_MAX_TGSI_LOOP_ITERATIONS`), without a word: what is computed by then is taken for the result.
+    pub max_loop_iterations: u64,
     /// Whether passes can be timed on the GPU.
     pub timestamps: bool,
 }
@@ -102,6 +105,11 @@ impl Capabilities {
             max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
             storage_alignment: u64::from(limits.min_storage_buffer_offset_alignment.max(4)),
             subgroup_sizes: (info.subgroup_min_size, info.subgroup_max_size),
+            max_loop_iterations: if info.name.contains("llvmpipe") {
+                65_535
+            } else {
+                u64::MAX
+            },
             timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
         }
     }
@@ -119,6 +127,7 @@ impl Capabilities {
             max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
             storage_alignment: u64::from(limits.min_storage_buffer_offset_alignment),
             subgroup_sizes: (4, 128),
+            max_loop_iterations: u64::MAX,
             timestamps: false,
         }
     }
@@ -139,6 +148,31 @@ impl Capabilities {
             needed: u64::from(needed),
             available: u64::from(self.max_storage_buffers),
             unit: "storage buffers",
+        })
+    }
+
+    /// Whether all loops of a kernel over that many elements and channels end by themselves.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LimitExceeded`] naming the limit.
+    pub(crate) fn can_loop(
+        &self,
+        kernel: &Kernel,
+        configuration: &Configuration,
+        length: u64,
+        channels: u64,
+    ) -> Result<()> {
+        let needed = (kernel.loop_iterations)(configuration, length, channels);
+        if needed <= self.max_loop_iterations {
+            return Ok(());
+        }
+        Err(Error::LimitExceeded {
+            what: format!("kernel {} over {length} elements", kernel.name),
+            limit: "the loop limit of llvmpipe".into(),
+            needed,
+            available: self.max_loop_iterations,
+            unit: "iterations",
         })
     }
 

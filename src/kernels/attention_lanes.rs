@@ -34,6 +34,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     configurations,
     workgroup_bytes: |_| 0,
     invocations: |configuration| configuration.get("LANES"),
+    loop_iterations: |_, keys, _| keys + 1,
     needs_cleared_memory: false,
 };
 

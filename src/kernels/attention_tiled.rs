@@ -43,6 +43,19 @@ pub(super) static KERNEL: Kernel = Kernel {
         u64::from(4 * (staged + block_q * block_k + 2 * block_q * 8))
     },
     invocations: |_| 64,
+    loop_iterations: |configuration, keys, channels| {
+        let [value_dim, rows, key_columns, value_keys] =
+            ["VALUE_DIM", "ROWS", "KEYS", "VALUE_KEYS"]
+                .map(|name| u64::from(configuration.get(name)));
+        let (block_q, block_k) = (8 * rows, (8 * key_columns).max(1));
+        let chunk = 1 + (block_q / 4 + 1) + (block_k / 4 + 1) + 17;
+        let values = 1 + (value_keys * value_dim / 64 + 1) + (value_keys + 1);
+        let block =
+            3 + channels.div_ceil(16) * chunk + 9 * rows + block_k / value_keys.max(1) * values;
+        keys.div_ceil(block_k)
+            .saturating_mul(block)
+            .saturating_add(1 + 9 * rows)
+    },
     needs_cleared_memory: false,
 };
 

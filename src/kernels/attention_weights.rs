@@ -33,5 +33,10 @@ pub(super) static KERNEL: Kernel = Kernel {
     },
     workgroup_bytes: |_| 3 * 4 * 64,
     invocations: |_| 64,
+    loop_iterations: |_, keys, channels| {
+        let mine = keys.div_ceil(64);
+        mine.saturating_mul(channels.saturating_add(4))
+            .saturating_add(2 * 65 + 3)
+    },
     needs_cleared_memory: false,
 };

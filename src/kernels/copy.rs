@@ -19,5 +19,6 @@ pub(super) static KERNEL: Kernel = Kernel {
     },
     workgroup_bytes: |_| 0,
     invocations: |_| 64,
+    loop_iterations: |_, _, _| 0,
     needs_cleared_memory: false,
 };

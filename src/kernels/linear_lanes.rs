@@ -20,6 +20,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     configurations: || vec![configuration(1), configuration(8), configuration(16)],
     workgroup_bytes: |_| 0,
     invocations: |configuration| configuration.get("LANES"),
+    loop_iterations: |_, channels, _| channels + 1,
     needs_cleared_memory: false,
 };
 

@@ -23,6 +23,13 @@ pub(super) static KERNEL: Kernel = Kernel {
         u64::from(4 * 16 * (tile("ROWS") + tile("COLUMNS")))
     },
     invocations: |_| 256,
+    loop_iterations: |configuration, channels, _| {
+        let [rows, columns] = ["ROWS", "COLUMNS"].map(|name| u64::from(configuration.get(name)));
+        channels
+            .div_ceil(16)
+            .saturating_mul(1 + (rows + 1) + (columns + 1) + 17)
+            .saturating_add(1)
+    },
     needs_cleared_memory: false,
 };
 

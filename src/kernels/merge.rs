@@ -25,5 +25,11 @@ pub(super) static KERNEL: Kernel = Kernel {
     },
     workgroup_bytes: |_| 0,
     invocations: |_| 64,
+    loop_iterations: |_, parts, channels| {
+        channels
+            .div_ceil(128)
+            .saturating_add(2)
+            .saturating_mul(parts.saturating_add(2))
+    },
     needs_cleared_memory: false,
 };

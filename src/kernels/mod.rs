@@ -230,6 +230,9 @@ pub struct Kernel {
     pub workgroup_bytes: fn(&Configuration) -> u64,
     /// Invocations of a workgroup of a configuration. (Reflection holds it against the shader.)
     pub invocations: fn(&Configuration) -> u32,
+    /// Iterations of all loops of one invocation together, at most (each exit counts as one): of a configuration, the
+    /// length that it walks over (keys; channels of x; parts), and channels.
+    pub loop_iterations: fn(&Configuration, u64, u64) -> u64,
     /// Whether the driver must clear workgroup memory first, as WGSL promises. Kernels that write before they
     /// read do without.
     pub needs_cleared_memory: bool,
@@ -320,9 +323,10 @@ pub(crate) fn declared_name(line: &str) -> Option<&str> {
     assemble::tokens(rest.trim_start()).next()
 }
 
-/// Whether some kernel, fragment or configuration declares that name.
+/// Whether a kernel that takes rules, one of its fragments or configurations declares that name.
 pub(crate) fn declares(name: &str) -> bool {
-    KERNELS.iter().any(|kernel| {
+    let ruled = |kernel: &&&Kernel| kernel.fragments.contains(&&PAIR);
+    KERNELS.iter().filter(ruled).any(|kernel| {
         let configurations = (kernel.configurations)();
         let rules = configurations.iter().flat_map(|c| &c.rules);
         let texts = kernel

@@ -640,7 +640,11 @@ impl AttentionData {
 
     /// The same with the log-sum-exp.
     pub fn run_all(&self, gpu: &Gpu, subject: &Subject) -> Result<Outputs, String> {
-        let attention = subject.attention(gpu, &self.problem)?;
+        self.run_with(gpu, &subject.attention(gpu, &self.problem)?)
+    }
+
+    /// The same of an attention that is compiled already.
+    pub fn run_with(&self, gpu: &Gpu, attention: &Attention) -> Result<Outputs, String> {
         let operands = self.upload(gpu);
         let (guarded, out) = self.output(gpu);
         let [_, tokens, heads, _] = self.out_shape();
