@@ -275,15 +275,20 @@ stage_free() {
     done
 }
 
-# gpu_tests ADAPTER: every GPU test, with the adapter that the environment names.
+# gpu_tests ADAPTER: every GPU test and every example, with the adapter that the environment names.
 gpu_tests() {
-    local adapter=$1 target
+    local adapter=$1 target example
     local -x WGPU_ATTENTION_REQUIRE_GPU=1
     if ((${#GPU_TESTS[@]} == 0)); then
         fail "$adapter: GPU_TESTS is empty"
     fi
     for target in "${GPU_TESTS[@]}"; do
         cargo_test "$adapter-$target" 1 --test "$target"
+    done
+    # They check what they show, and fail where it is not so.
+    for example in examples/*.rs; do
+        example=$(basename "$example" .rs)
+        check "$adapter-example-$example" cargo run --quiet --all-features --example "$example" || true
     done
 }
 

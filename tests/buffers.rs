@@ -477,17 +477,14 @@ fn a_layer_may_write_beside_its_input() {
             qkv,
             output: projected.then(|| Projection::new(&output)),
         };
-        let layer = MultiHeadAttention::new(&gpu, config, &weights).unwrap();
+        let layer = MultiHeadAttention::new(&gpu, config.clone(), &weights).unwrap();
         let expected = layer.forward_host_blocking(&x, 1, 2, None).unwrap();
-        let plan = layer.plan(1, 2, false).unwrap();
+        let plan = layer.plan(LayerShape::new(1, 2)).unwrap();
         let both = f32s(&gpu, &[2, 2, 4], &[&x[..], &[f32::NAN; 8]].concat());
         let half = |at: usize| both.view().slice(0, at..at + 1).unwrap();
         run(&gpu, |encoder| {
-            let arguments = LayerArguments {
-                x: &half(0),
-                key_mask: None,
-                y: &half(1),
-            };
+            let (x_view, y_view) = (half(0), half(1));
+            let arguments = LayerArguments::new(&x_view, &y_view);
             layer.encode(encoder, &plan, arguments).unwrap();
         });
         let got = both.read_blocking::<f32>().unwrap();
@@ -505,20 +502,16 @@ fn a_layer_may_write_beside_its_input() {
         ElementType::F32,
     );
     let y = y.unwrap().view();
-    let qkv = (weight(&[12, 4]).view(), None);
+    let qkv = QkvTensors::Fused(ProjectionTensors::new(weight(&[12, 4]).view()));
+    let output = ProjectionTensors::new(shared.view());
     let layer =
-        MultiHeadAttention::from_tensors(&gpu, config, qkv.clone(), Some((shared.view(), None)))
-            .unwrap();
-    let plan = layer.plan(1, 2, false).unwrap();
+        MultiHeadAttention::from_tensors(&gpu, config.clone(), qkv.clone(), Some(output)).unwrap();
+    let plan = layer.plan(LayerShape::new(1, 2)).unwrap();
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
-    let arguments = LayerArguments {
-        x: &x,
-        key_mask: None,
-        y: &y,
-    };
+    let arguments = LayerArguments::new(&x, &y);
     same_buffer("weight", layer.encode(&mut encoder, &plan, arguments));
     let layer = MultiHeadAttention::from_tensors(&gpu, config, qkv, None).unwrap();
-    let plan = layer.plan(1, 2, true).unwrap();
+    let plan = layer.plan(LayerShape::new(1, 2).mask(true)).unwrap();
     let mask = Tensor::from_buffer(
         &gpu,
         shared.buffer().clone(),
@@ -528,9 +521,8 @@ fn a_layer_may_write_beside_its_input() {
     );
     let mask = mask.unwrap().view();
     let arguments = LayerArguments {
-        x: &x,
         key_mask: Some(&mask),
-        y: &y,
+        ..LayerArguments::new(&x, &y)
     };
     same_buffer("mask", layer.encode(&mut encoder, &plan, arguments));
 }

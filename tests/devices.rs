@@ -99,7 +99,7 @@ impl Small {
             qkv: QkvWeights::Fused(Projection::new(&self.qkv)),
             output: Some(Projection::new(&self.output)),
         };
-        MultiHeadAttention::new(gpu, self.config, &weights)
+        MultiHeadAttention::new(gpu, self.config.clone(), &weights)
     }
 
     fn forward(&self, layer: &MultiHeadAttention) -> Result<Vec<f32>> {
@@ -228,7 +228,7 @@ fn webgpu_default_limits_run_a_layer() {
     for form in [None, Some(Form::Lanes), Some(Form::Tiled)] {
         let config = LayerConfig {
             form,
-            ..small.config
+            ..small.config.clone()
         };
         Small {
             config,
@@ -411,25 +411,33 @@ fn tensors_of_another_gpu_are_refused() {
 
     let small = Small::new(5, 1, 3);
     let layer = small.layer(&ours).unwrap();
-    let plan = layer.plan(1, 3, true).unwrap();
+    let plan = layer.plan(LayerShape::new(1, 3).mask(true)).unwrap();
     for (wrong, label) in ["x", "key_mask", "y"].into_iter().enumerate() {
         let on = |at: usize| if at == wrong { &theirs } else { &ours };
+        let (x_view, y_view) = (
+            tensor(on(0), &[1, 3, D_IN], f32),
+            tensor(on(2), &[1, 3, D_OUT], f32),
+        );
         let arguments = LayerArguments {
-            x: &tensor(on(0), &[1, 3, D_IN], f32),
             key_mask: Some(&tensor(on(1), &[1, 3], ElementType::Bool)),
-            y: &tensor(on(2), &[1, 3, D_OUT], f32),
+            ..LayerArguments::new(&x_view, &y_view)
         };
         refused(label, layer.encode(&mut encoder, &plan, arguments));
     }
-    let foreign_plan = small.layer(&theirs).unwrap().plan(1, 3, false).unwrap();
-    let arguments = LayerArguments {
-        x: &tensor(&ours, &[1, 3, D_IN], f32),
-        key_mask: None,
-        y: &tensor(&ours, &[1, 3, D_OUT], f32),
-    };
+    let foreign_plan = small
+        .layer(&theirs)
+        .unwrap()
+        .plan(LayerShape::new(1, 3))
+        .unwrap();
+    let (x_view, y_view) = (
+        tensor(&ours, &[1, 3, D_IN], f32),
+        tensor(&ours, &[1, 3, D_OUT], f32),
+    );
+    let arguments = LayerArguments::new(&x_view, &y_view);
     refused("plan", layer.encode(&mut encoder, &foreign_plan, arguments));
     let weight = tensor(&theirs, &[3 * D_OUT, D_IN], f32);
-    let made = MultiHeadAttention::from_tensors(&ours, small.config, (weight, None), None);
+    let qkv = QkvTensors::Fused(ProjectionTensors::new(weight));
+    let made = MultiHeadAttention::from_tensors(&ours, small.config.clone(), qkv, None);
     refused("qkv weight", made.map(drop));
 
     // Nothing that was refused left a trace in the encoder.
@@ -616,7 +624,7 @@ fn a_destroyed_buffer_is_an_error_and_the_next_call_works() {
     let Some(gpu) = gpu() else { return };
     let small = Small::new(7, 1, 5);
     let layer = small.layer(&gpu).unwrap();
-    let plan = layer.plan(1, 5, false).unwrap();
+    let plan = layer.plan(LayerShape::new(1, 5)).unwrap();
     let y = Tensor::empty(&gpu, &[1, 5, D_OUT], ElementType::F32).unwrap();
     let size = 4 * 5 * D_IN as u64;
     for destroyed_before_encoding in [true, false] {
@@ -628,11 +636,8 @@ fn a_destroyed_buffer_is_an_error_and_the_next_call_works() {
         if destroyed_before_encoding {
             buffer.destroy();
         }
-        let arguments = LayerArguments {
-            x: &x.view(),
-            key_mask: None,
-            y: &y.view(),
-        };
+        let (x_view, y_view) = (x.view(), y.view());
+        let arguments = LayerArguments::new(&x_view, &y_view);
         let result = layer.encode(&mut encoder, &plan, arguments);
         let result = result.and_then(|()| {
             buffer.destroy();
@@ -684,16 +689,19 @@ fn a_destroyed_device_is_an_error_neither_a_panic_nor_a_hang() {
                     result => gone("write", result),
                 }
                 // A shape that was never planned: a pipeline and its parameters would be new.
-                match layer.plan(2, 40 + round, true) {
+                match layer.plan(LayerShape::new(2, 40 + round).mask(true)) {
                     Ok(plan) if own => {
                         let mut encoder = gpu.device().create_command_encoder(&Default::default());
                         let tensor =
                             |shape: &[usize], ty| Tensor::empty(&gpu, shape, ty).map(|t| t.view());
                         let submitted = (|| {
+                            let (x_view, y_view) = (
+                                tensor(&[2, 40 + round, D_IN], ElementType::F32)?,
+                                tensor(&[2, 40 + round, D_OUT], ElementType::F32)?,
+                            );
                             let arguments = LayerArguments {
-                                x: &tensor(&[2, 40 + round, D_IN], ElementType::F32)?,
                                 key_mask: Some(&tensor(&[2, 40 + round], ElementType::Bool)?),
-                                y: &tensor(&[2, 40 + round, D_OUT], ElementType::F32)?,
+                                ..LayerArguments::new(&x_view, &y_view)
                             };
                             layer.encode(&mut encoder, &plan, arguments)?;
                             gpu.submit(encoder.finish()).map(drop)
@@ -791,11 +799,11 @@ fn a_binding_over_the_limit_is_named_before_anything_is_allocated() {
     let before = (gpu.allocated_bytes(), gpu.pipeline_count());
     let tokens = (available / (4 * 3 * D_OUT as u64)) as usize + 1;
     named(
-        layer.plan(1, tokens, false).map(drop),
+        layer.plan(LayerShape::new(1, tokens)).map(drop),
         (4 * 3 * D_OUT * tokens) as u64,
     );
     named(
-        layer.plan(tokens, 1, true).map(drop),
+        layer.plan(LayerShape::new(tokens, 1).mask(true)).map(drop),
         (4 * 3 * D_OUT * tokens) as u64,
     );
     assert_eq!((gpu.allocated_bytes(), gpu.pipeline_count()), before);
@@ -878,7 +886,11 @@ fn pipelines_are_made_once_for_each_configuration() {
     let layer = smalls[0].layer(&gpu).unwrap();
     let mut configurations = BTreeSet::new();
     for small in &smalls {
-        for (_, plan) in layer.plan(1, small.tokens, false).unwrap().steps() {
+        for (_, plan) in layer
+            .plan(LayerShape::new(1, small.tokens))
+            .unwrap()
+            .steps()
+        {
             configurations.insert(format!("{} {}", plan.kernel.name, plan.configuration));
         }
     }
@@ -1182,7 +1194,7 @@ fn timestamps_cover_every_pass_and_nothing_else() {
     }
     let small = Small::new(17, 2, 192);
     let layer = small.layer(&gpu).unwrap();
-    let plan = layer.plan(2, 192, false).unwrap();
+    let plan = layer.plan(LayerShape::new(2, 192)).unwrap();
     let x = Tensor::from_slice(&gpu, &[2, 192, D_IN], &small.x)
         .unwrap()
         .view();
@@ -1194,11 +1206,7 @@ fn timestamps_cover_every_pass_and_nothing_else() {
         let started = Instant::now();
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         for _ in 0..layers {
-            let arguments = LayerArguments {
-                x: &x,
-                key_mask: None,
-                y: &y,
-            };
+            let arguments = LayerArguments::new(&x, &y);
             layer
                 .encode_timed(&mut encoder, &plan, arguments, Some(&mut timestamps))
                 .unwrap();
@@ -1233,11 +1241,7 @@ fn timestamps_cover_every_pass_and_nothing_else() {
     // More passes than there is room for are refused before anything is recorded.
     let mut few = Timestamps::new(&gpu, 2).unwrap();
     run(&gpu, |encoder| {
-        let arguments = LayerArguments {
-            x: &x,
-            key_mask: None,
-            y: &y,
-        };
+        let arguments = LayerArguments::new(&x, &y);
         let refused = layer.encode_timed(encoder, &plan, arguments, Some(&mut few));
         assert!(
             matches!(
@@ -1255,7 +1259,7 @@ fn timestamps_cover_every_pass_and_nothing_else() {
     assert_eq!(few.read_blocking().unwrap(), []);
 
     // Nothing is dispatched for an empty batch: nothing is timed either, and nothing goes wrong.
-    let plan = layer.plan(0, 4, false).unwrap();
+    let plan = layer.plan(LayerShape::new(0, 4)).unwrap();
     let empty = |channels| {
         Tensor::empty(&gpu, &[0, 4, channels], ElementType::F32)
             .unwrap()
@@ -1263,11 +1267,8 @@ fn timestamps_cover_every_pass_and_nothing_else() {
     };
     let mut none = Timestamps::new(&gpu, 3).unwrap();
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
-    let arguments = LayerArguments {
-        x: &empty(D_IN),
-        key_mask: None,
-        y: &empty(D_OUT),
-    };
+    let (x_view, y_view) = (empty(D_IN), empty(D_OUT));
+    let arguments = LayerArguments::new(&x_view, &y_view);
     layer
         .encode_timed(&mut encoder, &plan, arguments, Some(&mut none))
         .unwrap();

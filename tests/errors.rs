@@ -421,10 +421,10 @@ fn a_layer_says_what_is_wrong_with_its_configuration() {
         "parameter",
         "d_out = 10: must be a multiple of heads = 4",
     );
-    let config = LayerConfig {
+    let config = LayerConfig::new(4, 4, 2).rules(AttentionRules {
         scale: Some(f32::NAN),
-        ..LayerConfig::new(4, 4, 2)
-    };
+        ..Default::default()
+    });
     says(head_dim(config), "parameter", "scale = NaN: must be finite");
 }
 
@@ -467,7 +467,7 @@ fn calls_say_which_argument_is_wrong() {
     let output = vec![0.1; 64];
     let config = LayerConfig::new(4, 8, 2);
     let new = |config: LayerConfig, qkv: QkvWeights, output: Option<Projection>| {
-        MultiHeadAttention::new(&gpu, config, &LayerWeights { qkv, output })
+        MultiHeadAttention::new(&gpu, config.clone(), &LayerWeights { qkv, output })
     };
     let fused = QkvWeights::Fused(Projection::new(&weight));
     says(
@@ -477,7 +477,7 @@ fn calls_say_which_argument_is_wrong() {
     );
     says(
         new(
-            config,
+            config.clone(),
             QkvWeights::Fused(Projection::new(&weight[1..])),
             None,
         )
@@ -487,7 +487,7 @@ fn calls_say_which_argument_is_wrong() {
     );
     says(
         new(
-            config,
+            config.clone(),
             QkvWeights::Fused(Projection::conv1d(&weight).with_bias(&weight[..3])),
             None,
         )
@@ -496,17 +496,17 @@ fn calls_say_which_argument_is_wrong() {
         "qkv bias: expected 24 values, got 3 values",
     );
     says(
-        new(config, fused, Some(Projection::new(&weight))).map(drop),
+        new(config.clone(), fused, Some(Projection::new(&weight))).map(drop),
         "shape",
         "output weight: expected (8, 8) = 64 values, got 96 values",
     );
     says(
-        new(config, QkvWeights::Heads(&[]), None).map(drop),
+        new(config.clone(), QkvWeights::Heads(&[]), None).map(drop),
         "shape",
         "heads of the weights: expected 2 (heads of the layer), got 0",
     );
 
-    let layer = new(config, fused, Some(Projection::new(&output))).unwrap();
+    let layer = new(config.clone(), fused, Some(Projection::new(&output))).unwrap();
     let host = |x: usize, mask: Option<usize>| {
         let mask = mask.map(|count| vec![true; count]);
         layer
@@ -644,18 +644,14 @@ fn calls_say_which_argument_is_wrong() {
     attention.encode(&mut encoder, arguments).unwrap();
     gpu.submit(encoder.finish()).unwrap();
 
-    let without_output = new(config, fused, None).unwrap();
-    let plan = without_output.plan(1, 3, false).unwrap();
+    let without_output = new(config.clone(), fused, None).unwrap();
+    let plan = without_output.plan(LayerShape::new(1, 3)).unwrap();
     let (x, y) = (
         tensor(&[1, 3, 4], f32).view(),
         tensor(&[1, 3, 8], f32).view(),
     );
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
-    let arguments = LayerArguments {
-        x: &x,
-        key_mask: None,
-        y: &y,
-    };
+    let arguments = LayerArguments::new(&x, &y);
     says(
         without_output.encode_step(&mut encoder, &plan, Step::OutputProjection, arguments, None),
         "parameter",
@@ -851,12 +847,16 @@ impl Nonsense {
 
     fn config(&mut self) -> LayerConfig {
         LayerConfig {
-            d_in: self.size(),
-            d_out: self.size(),
-            heads: self.size(),
-            causal: self.0.below(2) == 1,
-            scale: self.pick(&SCALES),
+            kv_heads: self.size(),
+            head_dim: self.pick(&[None, None, Some(0), Some(1), Some(2), Some(usize::MAX)]),
+            value_dim: self.pick(&[None, None, Some(0), Some(3), Some(usize::MAX)]),
+            rules: AttentionRules {
+                causal: self.0.below(2) == 1,
+                scale: self.pick(&SCALES),
+                ..Default::default()
+            },
             form: self.form(),
+            ..LayerConfig::new(self.size(), self.size(), self.size())
         }
     }
 }
@@ -1143,7 +1143,7 @@ fn nonsense_on_tensors_and_layers_is_an_error() {
             for output in [None, Some(some())] {
                 let label = format!("{config:?}");
                 tried(&mut counts, &label, || {
-                    MultiHeadAttention::new(&gpu, config, &LayerWeights { qkv, output })
+                    MultiHeadAttention::new(&gpu, config.clone(), &LayerWeights { qkv, output })
                 });
             }
         }
@@ -1176,7 +1176,7 @@ fn nonsense_on_tensors_and_layers_is_an_error() {
             tried(
                 &mut counts,
                 &format!("a plan of {batch} x {tokens}"),
-                || layer.plan(batch, tokens, mask.is_some()),
+                || layer.plan(LayerShape::new(batch, tokens).mask(mask.is_some())),
             );
         }
     }

@@ -9,7 +9,7 @@ use crate::operands::{check_operands, expect_contiguous_last};
 use crate::tensor::{Tensor, TensorView};
 use crate::{Error, Result};
 
-/// The operands of a layer's call, each given exactly if the plan says so. Start from [`LayerArguments::new`].
+/// The operands of a layer's call. Sources and what rules take are given exactly if the plan says so. Start from [`LayerArguments::new`].
 ///
 /// x, source and y may be images with the channels first, seen as tokens: [`TensorView::image_tokens`].
 #[derive(Clone, Copy, Debug)]
@@ -27,9 +27,11 @@ pub struct LayerArguments<'a> {
     pub key_mask: Option<&'a TensorView>,
     /// What the rules take; Tq is T, Tk is Ts.
     pub rules: RuleArguments<'a>,
-    /// `(B, H, T, Ts)`, f32, any strides, overwritten: the attention weights. Any call may leave it out.
+    /// `(B, H, T, Ts)`, f32, any strides, overwritten: the attention weights. Any call may leave it out. May not share a
+    /// buffer with y, with the log-sum-exp or with what rules take.
     pub weights: Option<&'a TensorView>,
-    /// `(B, H, T)`, f32, any strides, overwritten: the rows' log-sum-exp. Any call may ask for it.
+    /// `(B, H, T)`, f32, any strides, overwritten: the rows' log-sum-exp. Any call may ask for it. May not share a buffer
+    /// as the weights may not.
     pub lse: Option<&'a TensorView>,
 }
 

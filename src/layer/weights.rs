@@ -459,6 +459,41 @@ mod tests {
         check(QkvWeights::Heads(&conv_heads), false);
     }
 
+    /// 2 query heads of 2 channels that share a KV head whose values have 1 channel: 4 + 2 + 1 rows.
+    #[test]
+    fn parts_of_other_sizes_are_put_together_or_kept_apart() {
+        let (w, b) = fused();
+        let part = |from: usize, to: usize, d_in: usize| {
+            Projection::new(&w[d_in * from..d_in * to]).with_bias(&b[from..to])
+        };
+        let dense = |d_source: usize| {
+            let config = LayerConfig {
+                value_dim: Some(1),
+                ..LayerConfig::new(2, 4, 2).kv_heads(1).source(d_source)
+            };
+            let qkv = QkvWeights::Separate {
+                q: part(0, 4, 2),
+                k: part(4, 6, d_source),
+                v: part(6, 7, d_source),
+            };
+            let weights = LayerWeights { qkv, output: None };
+            weights.dense_qkv(&config, &config.widths().unwrap())
+        };
+        let (fused, apart) = dense(2).unwrap();
+        assert!(apart.is_none());
+        assert_eq!(
+            (&fused.weight[..], fused.bias.as_deref()),
+            (&w[..14], Some(&b[..7]))
+        );
+        let (q, apart) = dense(3).unwrap();
+        let kv = apart.unwrap();
+        assert_eq!((&q.weight[..], q.bias.as_deref()), (&w[..8], Some(&b[..4])));
+        assert_eq!(
+            (&kv.weight[..], kv.bias.as_deref()),
+            (&w[12..21], Some(&b[4..7]))
+        );
+    }
+
     #[test]
     fn a_bias_beside_none_adds_zero() {
         let (w, b) = fused();
