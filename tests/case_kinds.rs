@@ -1,6 +1,8 @@
 //! Every kind of golden case, damaged: an error or "unsupported" comes of it, never a pass and never a panic.
 //! On the reference, and on the kernels where there is an adapter.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::path::Path;
