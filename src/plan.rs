@@ -300,7 +300,7 @@ mod tests {
         assert!(matches!(
             choose_kernel(Operation::Attention, &capabilities, None),
             Err(Error::LimitExceeded {
-                needed: 5,
+                needed: 6,
                 available: 4,
                 ..
             })

@@ -467,6 +467,10 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
             "first < VALUE_KEYS; first += VALUE_KEYS",
         )],
     ),
+];
+
+/// Broken kernels that problems with rules show.
+static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "windows of full blocks seen by rows past them",
         TILED,
@@ -1192,6 +1196,12 @@ fn rule_cases() -> Vec<PreparedAttention> {
             .with_kv_lens(&[40, 12, 7])
             .with_sinks(vec![9.0, 1.0, 0.0, -3.0]),
     );
+    // Wider values than keys.
+    let wide = AttentionProblem {
+        value_dim: 7,
+        ..problem(9, 13)
+    };
+    cases.push(with(wide, Layout::Contiguous, AttentionRules::default()));
     // A part of the keys.
     cases.push(with(
         AttentionProblem {
@@ -1413,6 +1423,9 @@ fn broken_rules_are_rejected() {
         }
     }
     failures.report(2 * (RULE_MUTANTS.len() + KERNEL_RULE_MUTANTS.len()));
+    all_rejected(RULED_ATTENTION_MUTANTS, |subject| {
+        rejected_by_attention(&gpu, &cases, subject)
+    });
 }
 
 #[test]

@@ -640,7 +640,12 @@ fn nothing_of_hidden_keys_shows() {
         kv_len: 77,
         ..AttentionProblem::new(2, 2, 41, 8)
     };
-    let hidden: [(&str, fn(AttentionData) -> AttentionData, fn(usize) -> bool); 6] = [
+    type Hidden = (
+        &'static str,
+        fn(AttentionData) -> AttentionData,
+        fn(usize) -> bool,
+    );
+    let hidden: [Hidden; 6] = [
         (
             "length",
             |data| data.with_kv_lens(&[30, 30]),

@@ -184,7 +184,7 @@ pub(super) fn table_words(problem: &AttentionProblem) -> (u64, usize) {
 
 impl<'a> RuleArguments<'a> {
     /// Holds every tensor against the problem; returns mask and bias as views of `(B, H, Tq, Tk)`.
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
         problem: &AttentionProblem,
     ) -> Result<(Option<TensorView>, Option<TensorView>)> {

@@ -60,8 +60,7 @@ impl MultiHeadAttention {
     /// # Errors
     ///
     /// [`Error::Shape`], [`Error::Type`], [`Error::Layout`], [`Error::OtherDevice`] for operands that do not
-    /// fit the plan. Nothing was recorded then, or (for the shape and type of what rules take) projections into the plan's
-    /// own memory.
+    /// fit the plan. Nothing was recorded then.
     pub fn encode(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -88,7 +87,7 @@ impl MultiHeadAttention {
         let mut steps = plan.steps();
         steps.retain(|(step, _)| *step != Step::Weights || arguments.weights.is_some());
         if let Some(timestamps) = &timestamps {
-            timestamps.expect_room(steps.iter().filter(|(_, step)| step.grid.is_some()).count())?;
+            timestamps.expect_room(steps.iter().map(|(_, step)| step.dispatches()).sum())?;
         }
         for (step, _) in steps {
             self.record(encoder, plan, step, arguments, timestamps.as_deref_mut())?;
@@ -191,8 +190,7 @@ impl MultiHeadAttention {
         linear.encode_timed(encoder, linear_arguments, label, timestamps)
     }
 
-    /// Everything about a call that could be wrong, before its first dispatch is recorded; but for the shapes and types of
-    /// what rules take, which the attention holds against its own problem.
+    /// Everything about a call that could be wrong, before its first dispatch is recorded.
     fn check_arguments(&self, plan: &LayerPlan, arguments: &LayerArguments<'_>) -> Result<()> {
         let LayerShape { batch, tokens, .. } = plan.shape;
         let keys = plan.shape.keys();
@@ -292,6 +290,8 @@ impl MultiHeadAttention {
                 view.expect_gpu(name, &self.gpu)?;
             }
         }
+        let key_mask = pairs_of(plan, arguments.key_mask)?;
+        with_mask(*given, key_mask.as_ref()).check(plan.attention.problem())?;
         // What is read after, or in the dispatch that writes an output, besides what lies in the plan. (x and the sources
         // were read before.)
         let output = self.output.as_ref();
