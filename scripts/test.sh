@@ -28,6 +28,7 @@ GPU_TESTS=(
     devices
     buffers
     errors
+    case_kinds
     program
 )
 

@@ -581,42 +581,95 @@ fn info_lists_this_adapter_as_text_and_json() {
     assert!(kernels.iter().all(|kernel| kernel["runs"] == true));
 }
 
+/// What `verify --strict --json` with these options says of all golden cases.
+fn verified(options: &[&str]) -> serde_json::Value {
+    let arguments = [
+        "verify",
+        "--strict",
+        "--json",
+        "--outputs",
+        "forward",
+        CASES,
+    ];
+    let output = program(&[&arguments, options].concat());
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let cases = json["cases"].as_array().unwrap();
+    assert!(cases.len() >= 270, "{}", cases.len());
+    let all_passed = cases.iter().all(|case| case["status"] == "passed");
+    assert_eq!(output.status.code(), Some(i32::from(!all_passed)));
+    json
+}
+
 #[test]
-fn verify_passes_the_golden_cases() {
+fn verify_passes_the_golden_cases_in_both_forms() {
     if gpu().is_none() {
         return;
     }
-    let output = program(&[
-        "verify",
-        "--strict",
-        "--outputs",
-        "Y,Y_fused",
-        CASES,
-        "--json",
-    ]);
-    assert_eq!(
-        output.status.code(),
-        Some(0),
-        "{}{}",
-        text(&output.stdout),
-        text(&output.stderr)
-    );
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mut options = "auto";
+    for _ in 0..2 {
+        let json = verified(&["--form", options]);
+        let cases = json["cases"].as_array().unwrap();
+        let by = |kind: &str, kernel: &str| {
+            let of_kind = cases.iter().filter(|case| case["kind"] == kind);
+            of_kind
+                .clone()
+                .any(|case| case["kernel"].as_str().unwrap().contains(kernel))
+        };
+        for case in cases.iter().filter(|case| case["status"] != "passed") {
+            // The lanes form holds heads of up to 64 channels: of itself the planner takes another for larger ones.
+            let reason = case["reason"].as_str().unwrap();
+            assert!(
+                options == "lanes" && case["status"] == "unsupported",
+                "{case:#}"
+            );
+            assert!(
+                reason.contains("the largest head of attention_lanes allows 64"),
+                "{case:#}"
+            );
+        }
+        assert!(
+            json["passed"].as_u64().unwrap() >= 240,
+            "{}",
+            json["passed"]
+        );
+        let chosen = match options {
+            "auto" if by("sdpa", "attention_lanes") => "lanes",
+            "auto" => "tiled",
+            form => form,
+        };
+        for kind in [
+            "bert",
+            "module_fused",
+            "module_heads",
+            "module_mha4",
+            "onnx",
+            "ort",
+            "sdpa",
+            "sdpa_varlen",
+        ] {
+            assert!(
+                by(kind, &format!("attention_{chosen}")),
+                "{kind} by {chosen}"
+            );
+            assert_eq!(by(kind, "reference"), kind.starts_with("module_"), "{kind}");
+        }
+        options = if chosen == "lanes" { "tiled" } else { "lanes" };
+    }
+}
+
+#[test]
+fn verify_holds_the_reference_to_every_case() {
+    let json = verified(&["--reference"]);
     let cases = json["cases"].as_array().unwrap();
-    assert_eq!(json["passed"].as_u64().unwrap() as usize, cases.len());
-    assert!(cases.len() >= 25, "{}", cases.len());
     assert_eq!(
-        (json["failed"].as_u64(), json["unsupported"].as_u64()),
-        (Some(0), Some(0))
+        json["passed"].as_u64().unwrap() as usize,
+        cases.len(),
+        "{json:#}"
     );
-    let kernels: Vec<_> = cases
-        .iter()
-        .map(|case| case["kernel"].as_str().unwrap())
-        .collect();
-    assert!(
-        kernels.contains(&"reference")
-            && kernels.iter().any(|kernel| kernel.contains("attention_"))
-    );
+    assert!(cases.iter().all(|case| case["kernel"] == "reference"));
+    assert!(json["adapter"].is_null());
+    let output = program(&["verify", CASES, "--reference", "--form", "tiled"]);
+    assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]
@@ -629,24 +682,27 @@ fn what_cannot_be_done_yet_is_unsupported_and_strict_makes_that_a_failure() {
     let output = program(&["verify", &case]);
     let shown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{shown}");
-    assert!(
-        shown.contains("gradients are not built yet") && shown.contains("attention weights"),
-        "{shown}"
-    );
+    assert!(shown.contains("gradients are not built yet"), "{shown}");
     let output = program(&["verify", &case, "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         (&json["passed"], &json["unsupported"]),
         (&0.into(), &1.into())
     );
-    assert_eq!(json["cases"][0]["outputs"]["Y"], "passed");
-    assert_eq!(json["cases"][0]["outputs"]["dX"], "unsupported");
+    for (output, expected) in [
+        ("Y", "passed"),
+        ("Y_fused", "passed"),
+        ("P", "passed"),
+        ("dX", "unsupported"),
+    ] {
+        assert_eq!(json["cases"][0]["outputs"][output], expected, "{output}");
+    }
     assert_eq!(
         program(&["verify", "--strict", &case]).status.code(),
         Some(1)
     );
     // Nothing that could be compared.
-    let output = program(&["verify", &case, "--outputs", "P"]);
+    let output = program(&["verify", &case, "--outputs", "dX"]);
     refused(&output, &["nothing was compared"]);
     let output = program(&["verify", &case, "--outputs", "nonsense"]);
     assert_eq!(output.status.code(), Some(2));

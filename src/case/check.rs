@@ -3,15 +3,11 @@
 //! Cases of precision f64 check the [`reference`](mod@crate::reference), all others the kernels. What this crate cannot do
 //! yet is [`Status::Unsupported`] with the reason, never a pass.
 
-use super::{Case, ToleranceOrigin, Tolerances};
-use crate::checkpoint::LayerCheckpoint;
+use super::{Case, ToleranceOrigin, Tolerances, attention, layer, onnx, ort};
 use crate::compare::{Comparison, Outcome, compare};
 use crate::gpu::Gpu;
 use crate::kernels::Form;
-use crate::layer::{LayerConfig, LayerPlan, LayerShape, MultiHeadAttention};
-use crate::reference;
-use crate::tensor::shape_text;
-use crate::tensor_file::{ElementKind, FileTensor, format_error};
+use crate::tensor_file::{ElementKind, FileTensor};
 use crate::{Error, Result};
 
 /// Which outputs of a case are compared.
@@ -143,13 +139,18 @@ impl CaseReport {
     }
 }
 
-/// What runs a case of precision other than f64.
+/// What runs the cases of a precision other than f64.
 #[derive(Clone, Debug)]
-pub struct Engine {
-    /// The GPU.
-    pub gpu: Gpu,
-    /// The form of the kernels; `None` leaves it to the planner.
-    pub form: Option<Form>,
+pub enum Engine {
+    /// The kernels.
+    Kernels {
+        /// The GPU.
+        gpu: Gpu,
+        /// The form of the kernels; `None` leaves it to the planner.
+        form: Option<Form>,
+    },
+    /// The [`reference`](mod@crate::reference), which is then held to the tolerances of the kernels.
+    Reference,
 }
 
 /// Whether a case checks the reference, and so needs no GPU.
@@ -163,9 +164,12 @@ pub fn checks_reference(case: &Case) -> Result<bool> {
 
 /// Runs a case and compares the chosen outputs.
 ///
+/// What this crate says it cannot do ([`Error::Unsupported`]), or not on this device or in this form
+/// ([`Error::LimitExceeded`]), is [`Status::Unsupported`].
+///
 /// # Errors
 ///
-/// [`Error::Format`] for a case that contradicts itself; those of the layer for one that cannot run;
+/// [`Error::Format`] for a case that contradicts itself; those of the operations for one that cannot run;
 /// [`Error::Parameter`] if the case needs a GPU and `engine` is `None`.
 pub fn check(
     case: &Case,
@@ -185,27 +189,22 @@ pub fn check(
             kernel: String::new(),
         });
     }
-    // A form of the weights is run for the output of its name; the first one gives the attention weights too.
-    let wanted = |form: &str| selection.includes(form) || form == "Y" && selection.includes("P");
-    let computed = match unsupported(case)? {
-        Some(reason) => Computed::unsupported(reason),
-        None if checks_reference(case)? => by_reference(&LayerCase::read(case, wanted)?)?,
-        None => {
-            let engine = engine.ok_or_else(|| {
-                Error::parameter(
-                    "engine",
-                    "none",
-                    "this case checks the kernels: a GPU is needed",
-                )
-            })?;
-            by_kernels(&LayerCase::read(case, wanted)?, engine)?
+    let computed = match compute(case, selection, engine) {
+        Ok(computed) => Ok(computed),
+        Err(error @ (Error::Unsupported { .. } | Error::LimitExceeded { .. })) => {
+            Err(error.to_string())
         }
+        Err(error) => return Err(error),
     };
 
     let mut outputs = Vec::new();
     for expected in chosen {
         let name = &expected.name;
-        let report = match computed.output(name) {
+        let found = match &computed {
+            Ok(computed) => computed.output(name),
+            Err(reason) => Err(reason.clone()),
+        };
+        let report = match found {
             Ok((values, shape)) => {
                 let (tolerance, origin) = tolerances.of(case, name)?;
                 let comparison =
@@ -244,62 +243,59 @@ pub fn check(
     Ok(CaseReport {
         status,
         outputs,
-        kernel: computed.kernel,
+        kernel: computed.map(|computed| computed.kernel).unwrap_or_default(),
     })
 }
 
-/// The attributes that are understood, by kind. Any other could change what is to be computed.
-fn known_attributes(kind: &str) -> Option<&'static [&'static str]> {
-    match kind {
-        "module_fused" | "module_heads" => Some(&[
-            "B",
-            "T",
-            "causal",
-            "d_in",
-            "d_out",
-            "dropout",
-            "dtype",
-            "head_dim",
-            "heads",
-            "qkv_bias",
-            "results_only",
-        ]),
-        "bert" => Some(&[
-            "B",
-            "T",
-            "d_model",
-            "head_dim",
-            "heads",
-            "input_ids",
-            "layer",
-            "reactions",
-            "sentences",
-        ]),
-        _ => None,
+/// What is understood of the cases of some kinds, and what runs them.
+pub(super) struct Kind {
+    pub(super) names: &'static [&'static str],
+    /// Any other attribute could change what is to be computed.
+    pub(super) attributes: &'static [&'static str],
+    /// And so could any other input.
+    pub(super) inputs: &'static [&'static str],
+    /// Computes what is chosen.
+    pub(super) run: fn(&Case, &Selection, &Engine) -> Result<Computed>,
+}
+
+const KINDS: &[&Kind] = &[
+    &attention::SDPA,
+    &attention::VARLEN,
+    &layer::FUSED,
+    &layer::HEADS,
+    &layer::MHA4,
+    &layer::BERT,
+    &onnx::ONNX,
+    &ort::ORT,
+];
+
+/// That a case asks for something that is not built.
+pub(super) fn unsupported(what: impl Into<String>, reason: impl Into<String>) -> Error {
+    Error::Unsupported {
+        what: what.into(),
+        reason: reason.into(),
     }
 }
 
-/// Why the case as a whole cannot run yet.
-fn unsupported(case: &Case) -> Result<Option<String>> {
-    let Some(known) = known_attributes(&case.kind) else {
-        return Ok(Some(format!(
-            "cases of kind {} are not built yet",
-            case.kind
-        )));
+fn compute(case: &Case, selection: &Selection, engine: Option<&Engine>) -> Result<Computed> {
+    let Some(kind) = KINDS.iter().find(|kind| kind.names.contains(&&*case.kind)) else {
+        return Err(unsupported(
+            format!("kind {:?}", case.kind),
+            "no such kind is known",
+        ));
     };
-    if let Some(name) = case
-        .attributes
-        .keys()
-        .find(|name| !known.contains(&name.as_str()))
+    let attributes = case.attributes.keys().map(|name| ("attribute", name));
+    let inputs = case.inputs.iter().map(|input| ("input", &input.name));
+    for ((what, name), known) in attributes
+        .map(|named| (named, kind.attributes))
+        .chain(inputs.map(|named| (named, kind.inputs)))
     {
-        return Ok(Some(format!("attribute {name} is not understood")));
-    }
-    if case.attributes.contains_key("dropout") && case.attr_f64("dropout")? != 0.0 {
-        return Ok(Some("attribute dropout is not 0".into()));
-    }
-    let precision = case.precision()?;
-    if !matches!(precision, ElementKind::F64 | ElementKind::F32) {
-        return Ok(Some(format!("{precision} storage is not built yet")));
+        if !known.contains(&&**name) {
+            return Err(unsupported(
+                format!("{what} {name:?}"),
+                format!("it is not understood in cases of kind {}", case.kind),
+            ));
+        }
     }
     // Inputs go to both engines as f32 values, which those of the format are.
     let not_f32 = |value: &f64| f64::from(*value as f32) != *value && !value.is_nan();
@@ -308,201 +304,40 @@ fn unsupported(case: &Case) -> Result<Option<String>> {
         .iter()
         .find(|input| input.values.iter().any(not_f32))
     {
-        return Ok(Some(format!(
-            "input {} holds values that are not f32",
-            input.name
-        )));
+        return Err(unsupported(
+            format!("input {:?}", input.name),
+            "it holds values that are not f32",
+        ));
     }
-    Ok(None)
-}
-
-/// A case of a layer: what the kinds have in common.
-struct LayerCase {
-    batch: usize,
-    tokens: usize,
-    heads: usize,
-    causal: bool,
-    x: Vec<f32>,
-    key_mask: Option<Vec<bool>>,
-    /// The weights under the names of the case, and, where the case has them in a second form, those.
-    forms: Vec<(&'static str, LayerCheckpoint)>,
-}
-
-impl LayerCase {
-    fn read(case: &Case, wanted: impl Fn(&str) -> bool) -> Result<Self> {
-        let bert = case.kind == "bert";
-        let wrong = |problem: String| format_error(&case.file, problem);
-        let x = case.input(if bert { "hidden" } else { "X" })?;
-        let &[batch, tokens, d_in] = &x.shape[..] else {
-            return Err(wrong(format!(
-                "input {:?}: expected (B, T, d_in), got {}",
-                x.name,
-                shape_text(&x.shape)
-            )));
-        };
-        let first = LayerCheckpoint::from_tensors(&without(&case.inputs, "fused_"), &case.file)?;
-        let mut forms = vec![("Y", first)];
-        if case.kind == "module_heads" {
-            let fused: Vec<FileTensor> = case
-                .inputs
-                .iter()
-                .filter(|input| !input.name.starts_with("Wq") && !input.name.starts_with("bq"))
-                .map(|input| FileTensor {
-                    name: input.name.trim_start_matches("fused_").to_string(),
-                    ..input.clone()
-                })
-                .collect();
-            forms.push((
-                "Y_fused",
-                LayerCheckpoint::from_tensors(&fused, &case.file)?,
+    let engine = match engine {
+        _ if checks_reference(case)? => &Engine::Reference,
+        Some(engine) => engine,
+        None => {
+            return Err(Error::parameter(
+                "engine",
+                "none",
+                "this case checks the kernels: a GPU is needed",
             ));
         }
-        if bert {
-            let again = forms[0].1.clone();
-            forms.push(("hf_Y", again));
-        }
-        let heads = case.attr_usize("heads")?;
-        for (name, form) in &forms {
-            if form.d_in != d_in || form.heads.is_some_and(|own| own != heads) {
-                return Err(wrong(format!(
-                    "the weights of {name} have d_in {} and {:?} heads, the input has d_in {d_in}, attribute heads is {heads}",
-                    form.d_in, form.heads
-                )));
-            }
-        }
-        forms.retain(|(name, _)| wanted(name));
-        let key_mask = case.input_opt("key_mask");
-        if let Some(mask) = key_mask
-            && mask.shape != [batch, tokens]
-        {
-            return Err(wrong(format!(
-                "input \"key_mask\": expected {}, got {}",
-                shape_text(&[batch, tokens]),
-                shape_text(&mask.shape)
-            )));
-        }
-        Ok(LayerCase {
-            batch,
-            tokens,
-            heads,
-            causal: !bert && case.attr_bool("causal")?,
-            x: x.to_f32(),
-            key_mask: key_mask.map(FileTensor::to_bool).transpose()?,
-            forms,
-        })
-    }
-}
-
-/// The tensors whose name does not begin so.
-fn without(tensors: &[FileTensor], prefix: &str) -> Vec<FileTensor> {
-    tensors
-        .iter()
-        .filter(|tensor| !tensor.name.starts_with(prefix))
-        .cloned()
-        .collect()
+    };
+    (kind.run)(case, selection, engine)
 }
 
 /// Outputs by name, with their shapes, and what made them.
-struct Computed {
-    outputs: Vec<(&'static str, Vec<f64>, Vec<usize>)>,
-    kernel: String,
+pub(super) struct Computed {
+    pub(super) outputs: Vec<(&'static str, Vec<f64>, Vec<usize>)>,
+    /// The names of the kernels that ran, each once, or `reference`.
+    pub(super) kernel: String,
     /// Why any other output is not there.
-    otherwise: String,
+    pub(super) otherwise: String,
 }
 
 impl Computed {
-    fn unsupported(reason: String) -> Self {
-        Computed {
-            outputs: Vec::new(),
-            kernel: String::new(),
-            otherwise: reason,
-        }
-    }
-
     fn output(&self, name: &str) -> Result<(&[f64], &[usize]), String> {
         match self.outputs.iter().find(|(own, ..)| *own == name) {
             Some((_, values, shape)) => Ok((values, shape)),
-            None if self.outputs.is_empty() => Err(self.otherwise.clone()),
             None if name.starts_with('d') => Err("gradients are not built yet".into()),
             None => Err(self.otherwise.clone()),
-        }
-    }
-}
-
-fn by_reference(case: &LayerCase) -> Result<Computed> {
-    let x = reference::widen(&case.x);
-    let mut outputs = Vec::new();
-    for (name, form) in &case.forms {
-        let [qkv, qkv_bias, output, output_bias] = [
-            Some(&form.qkv),
-            form.qkv_bias.as_ref(),
-            form.output.as_ref(),
-            form.output_bias.as_ref(),
-        ]
-        .map(|values| values.map(|values| reference::widen(values)));
-        let result = reference::layer(&reference::LayerInputs {
-            batch: case.batch,
-            tokens: case.tokens,
-            d_in: form.d_in,
-            d_out: form.d_out,
-            heads: case.heads,
-            x: &x,
-            qkv_weight: qkv.as_deref().unwrap_or_default(),
-            qkv_bias: qkv_bias.as_deref(),
-            output_weight: output.as_deref(),
-            output_bias: output_bias.as_deref(),
-            rules: reference::Rules {
-                causal: case.causal,
-                mask: case.key_mask.as_deref().map(|values| reference::Broadcast {
-                    values,
-                    shape: [case.batch, 1, 1, case.tokens],
-                }),
-                ..Default::default()
-            },
-            ..Default::default()
-        })?;
-        outputs.push((*name, result.y, vec![case.batch, case.tokens, form.d_out]));
-        if *name == "Y" {
-            let shape = vec![case.batch, case.heads, case.tokens, case.tokens];
-            outputs.push(("P", result.weights, shape));
-        }
-    }
-    Ok(Computed {
-        outputs,
-        kernel: "reference".into(),
-        otherwise: "the reference does not give it".into(),
-    })
-}
-
-fn by_kernels(case: &LayerCase, engine: &Engine) -> Result<Computed> {
-    let (batch, tokens) = (case.batch, case.tokens);
-    let mut outputs = Vec::new();
-    let mut kernels = Vec::new();
-    for (name, form) in &case.forms {
-        let config = LayerConfig {
-            form: engine.form,
-            ..LayerConfig::new(form.d_in, form.d_out, case.heads).causal(case.causal)
-        };
-        let layer = MultiHeadAttention::new(&engine.gpu, config, &form.weights())?;
-        note_kernels(
-            &mut kernels,
-            &layer.plan(LayerShape::new(batch, tokens).mask(case.key_mask.is_some()))?,
-        );
-        let y = layer.forward_host_blocking(&case.x, batch, tokens, case.key_mask.as_deref())?;
-        outputs.push((*name, reference::widen(&y), vec![batch, tokens, form.d_out]));
-    }
-    Ok(Computed {
-        outputs,
-        kernel: kernels.join(" "),
-        otherwise: "the kernels do not give attention weights yet".into(),
-    })
-}
-
-/// Adds the kernels of a plan that are not named yet.
-fn note_kernels(kernels: &mut Vec<&'static str>, plan: &LayerPlan) {
-    for (_, step) in plan.steps() {
-        if !kernels.contains(&step.kernel.name) {
-            kernels.push(step.kernel.name);
         }
     }
 }

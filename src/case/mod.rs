@@ -22,7 +22,17 @@ use crate::error::{Error, Result};
 use crate::tensor_file::{ElementKind, FileTensor, TensorFile, format_error, io_error};
 
 #[cfg(not(target_family = "wasm"))]
+mod attention;
+#[cfg(not(target_family = "wasm"))]
 pub mod check;
+#[cfg(not(target_family = "wasm"))]
+mod host;
+#[cfg(not(target_family = "wasm"))]
+mod layer;
+#[cfg(not(target_family = "wasm"))]
+mod onnx;
+#[cfg(not(target_family = "wasm"))]
+mod ort;
 mod tolerances;
 pub use tolerances::{ToleranceOrigin, Tolerances};
 

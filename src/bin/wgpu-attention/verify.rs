@@ -29,6 +29,9 @@ pub(crate) struct Options {
     /// One JSON document instead of text
     #[arg(long)]
     json: bool,
+    /// Run every case on the CPU reference instead of the kernels
+    #[arg(long, conflicts_with_all = ["adapter", "backend", "form"])]
+    reference: bool,
     /// What is unsupported is a failure
     #[arg(long)]
     strict: bool,
@@ -72,7 +75,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         });
     }
     let mut tolerances = Tolerances::new();
-    let mut engine: Option<Engine> = None;
+    let mut engine = options.reference.then_some(Engine::Reference);
     let mut entries = Vec::new();
     let mut names = BTreeSet::new();
     for file in files {
@@ -96,7 +99,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         names.extend(case.outputs.iter().map(|output| output.name.clone()));
         // Opened by the first case that needs it: files for the reference need no adapter.
         if engine.is_none() && !checks_reference(&case).unwrap_or(true) {
-            engine = Some(Engine {
+            engine = Some(Engine::Kernels {
                 gpu: open(&options.adapter, options.backend)?,
                 form: options.form.form(),
             });
@@ -124,7 +127,10 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
             .filter(|entry| entry.status() == status)
             .count()
     };
-    let adapter = engine.as_ref().map(|engine| engine.gpu.describe());
+    let adapter = match &engine {
+        Some(Engine::Kernels { gpu, .. }) => Some(gpu.describe()),
+        Some(Engine::Reference) | None => None,
+    };
     if options.json {
         say(format_args!("{:#}", as_json(&entries, adapter)));
     } else {
@@ -161,7 +167,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
 fn print(entries: &[Entry], adapter: Option<String>, strict: bool) {
     match adapter {
         Some(name) => say(format_args!("adapter: {name}")),
-        None => say("adapter: none needed (these cases check the reference)"),
+        None => say("adapter: none (these cases check the reference)"),
     }
     // Every case that failed; what is unsupported for the same reason together.
     let mut unsupported: BTreeMap<&str, (BTreeSet<&str>, BTreeSet<&PathBuf>)> = BTreeMap::new();
