@@ -292,7 +292,7 @@ fn attention_tiled(
                 }
             }
             if (local.x == 0u) {
-                store_lse(item, row, seen[r], highest[r] + log(row_total));
+                store_lse(item, row, seen[r], highest[r], row_total);
             }
         }
     }

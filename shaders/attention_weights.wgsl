@@ -48,7 +48,7 @@ fn attention_weights(
     let there = query < item.q_len;
 
     let q_base = params.q_offset + batch * params.q_batch_stride + head * params.q_head_stride
-        + (item.q_start + min(query, max(item.q_len, 1u) - 1u)) * params.q_token_stride;
+        + (item.q_start + min(query, max(item.rows, 1u) - 1u)) * params.q_token_stride;
     let k_base = params.k_offset + batch * params.k_batch_stride + head / params.group * params.k_head_stride
         + item.k_start * params.k_token_stride;
     let row = params.out_offset + batch * params.out_batch_stride + head * params.out_head_stride
@@ -58,8 +58,8 @@ fn attention_weights(
     var any = false;
     for (var key = thread; key < params.kv_len; key += THREADS) {
         var product = 0.0;
-        // Keys past the item's end are not read: their memory is another's.
-        if (key < item.kv_len) {
+        // Keys past a packed sequence are not read: their memory is another's.
+        if (key < item.keys) {
             for (var d = 0u; d < params.head_dim; d++) {
                 let q_at = q_base + d;
                 let k_at = k_base + key * params.k_token_stride + d;

@@ -4,7 +4,7 @@
 // One workgroup of 64 invocations computes one row (a query of a head); an invocation owns every 64th pair of
 // neighbouring channels. A part whose lse is -infinity adds nothing, whatever its output holds.
 //
-// parts: (P, B, Tq, H, Dv), part_lse: (P, B, H, Tq), out: (B, Tq, H, Dv), lse: (B, H, Tq), all by strides.
+// parts: (P, B, Tq, H, Dv), part_lse: (P, B, H, Tq) or, where it comes as highest and total, (P, B, H, Tq, 2), out: (B, Tq, H, Dv), lse: (B, H, Tq), all by strides.
 
 @group(0) @binding(0)
 var<storage, read> parts: array<f32>;
@@ -16,6 +16,14 @@ var<storage, read_write> out: array<u32>;
 var<storage, read_write> lse: array<u32>;
 @group(0) @binding(4)
 var<uniform> params: MergeParams;
+
+// What a part's exponentials add up to, if its highest score were 0.
+fn part_total(at: u32) -> f32 {
+    if (params.paired != 0u) {
+        return part_lse[at + 1u];
+    }
+    return 1.0;
+}
 
 @compute @workgroup_size(64)
 fn merge(
@@ -48,9 +56,9 @@ fn merge(
     }
     var total = 0.0;
     for (var p = 0u; p < params.parts; p++) {
-        let one = part_lse[lse_row + p * params.part_lse_part_stride];
-        if (!weighs_nothing(one)) {
-            total = total + exp(one - highest);
+        let at = lse_row + p * params.part_lse_part_stride;
+        if (!weighs_nothing(part_lse[at])) {
+            total = fma(exp(part_lse[at] - highest), part_total(at), total);
         }
     }
     for (var channel = 2u * thread; channel < params.value_dim; channel += 128u) {
@@ -58,9 +66,9 @@ fn merge(
         var first = 0.0;
         var second = 0.0;
         for (var p = 0u; p < params.parts; p++) {
-            let one = part_lse[lse_row + p * params.part_lse_part_stride];
-            if (!weighs_nothing(one)) {
-                let weight = exp(one - highest) / total;
+            let lse_at = lse_row + p * params.part_lse_part_stride;
+            if (!weighs_nothing(part_lse[lse_at])) {
+                let weight = exp(part_lse[lse_at] - highest) * part_total(lse_at) / total;
                 let at = parts_row + p * params.parts_part_stride + channel;
                 first = fma(weight, parts[at], first);
                 second = fma(weight, parts[at + u32(both)], second);

@@ -1,7 +1,7 @@
 //! A strided copy on the GPU that may change the element type.
 
 use crate::gpu::{Call, Gpu, Pipeline};
-use crate::kernels::{Configuration, CopyParams, Form, Operation};
+use crate::kernels::{Configuration, CopyParams, Form, Kernel, Operation};
 use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
@@ -24,7 +24,7 @@ impl std::fmt::Debug for TensorCopy {
     }
 }
 
-/// Elements that a workgroup moves: two for each of its invocations.
+/// Invocations of a workgroup, each of which moves two elements.
 const INVOCATIONS: u64 = 64;
 
 impl TensorCopy {
@@ -35,6 +35,22 @@ impl TensorCopy {
     /// [`Error::Shader`] if the driver refuses it, [`Error::LimitExceeded`] if the device has too few storage buffers.
     pub fn new(gpu: &Gpu) -> Result<Self> {
         let (kernel, _) = choose_kernel(Operation::Copy, gpu.capabilities(), Some(Form::Tiled))?;
+        Self::from_kernel(gpu, kernel)
+    }
+
+    /// Compiles a kernel of the caller's own that takes the bindings and parameters of `copy`.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and [`Error::Parameter`] for a kernel of another operation.
+    pub fn from_kernel(gpu: &Gpu, kernel: &'static Kernel) -> Result<Self> {
+        if kernel.operation != Operation::Copy {
+            return Err(Error::parameter(
+                "kernel",
+                kernel.name,
+                "must be a kernel for Copy",
+            ));
+        }
         let configuration = Configuration {
             consts: Vec::new(),
             rules: Vec::new(),

@@ -6,14 +6,14 @@ use crate::kernels::{Configuration, Form, MergeParams, Operation};
 use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
-use crate::plan::{Plan, choose_kernel, fold, size};
+use crate::plan::{Plan, check_plan, choose_kernel, fold, size};
 use crate::tensor::TensorView;
 use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Partial results to be merged: `lse = log sum_p exp(lse_p)`, `o = sum_p exp(lse_p - lse) o_p`.
 ///
-/// Exact: what each part's softmax divided by is undone and done again for the whole (Milakov and Gimelshein 2018,
+/// As exact as the log-sum-exp are told: beside a log-sum-exp of a million an f32 does not tell sixteenths. What each part's softmax divided by is undone and done again for the whole (Milakov and Gimelshein 2018,
 /// "Online normalizer calculation for softmax"). The parts come from [`Attention`](crate::Attention) over ranges of the keys
 /// ([`AttentionProblem::keys`](crate::AttentionProblem::keys)) that cover each key once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,6 +117,16 @@ impl Merge {
     /// As [`MergeProblem::plan`], and [`Error::Shader`] if the driver refuses the kernel.
     pub fn new(gpu: &Gpu, problem: MergeProblem) -> Result<Self> {
         let plan = problem.plan(gpu.capabilities())?;
+        Self::from_plan(gpu, problem, plan)
+    }
+
+    /// Compiles a plan that the caller has changed, as [`Attention::from_plan`](crate::Attention::from_plan) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Attention::from_plan`](crate::Attention::from_plan).
+    pub fn from_plan(gpu: &Gpu, problem: MergeProblem, plan: Plan) -> Result<Self> {
+        check_plan(&plan, Operation::Merge, gpu.capabilities())?;
         Ok(Merge {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
             gpu: gpu.clone(),
@@ -156,6 +166,18 @@ impl Merge {
         label: &str,
         timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
+        self.encode_parts(encoder, arguments, false, label, timestamps)
+    }
+
+    /// With the log-sum-exp of the parts as highest and total, `(P, B, H, Tq, 2)`, if `paired`.
+    pub(crate) fn encode_parts(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        arguments: MergeArguments<'_>,
+        paired: bool,
+        label: &str,
+        timestamps: Option<&mut Timestamps>,
+    ) -> Result<()> {
         let MergeArguments {
             parts,
             part_lse,
@@ -164,7 +186,9 @@ impl Merge {
         } = arguments;
         let p = self.problem;
         parts.expect_shape("parts", &[p.parts, p.batch, p.q_len, p.heads, p.value_dim])?;
-        part_lse.expect_shape("part_lse", &[p.parts, p.batch, p.heads, p.q_len])?;
+        let lse_shape = [p.parts, p.batch, p.heads, p.q_len, 2];
+        let axes = if paired { 5 } else { 4 };
+        part_lse.expect_shape("part_lse", &lse_shape[..axes])?;
         out.expect_shape("out", &[p.batch, p.q_len, p.heads, p.value_dim])?;
         out.expect_type("out", p.out_type)?;
         let mut outputs = vec![("out", out)];
@@ -201,6 +225,7 @@ impl Merge {
             parts_batch_stride: parts.stride(1),
             parts_token_stride: parts.stride(2),
             parts_head_stride: parts.stride(3),
+            paired: u32::from(paired),
             part_lse_offset: first(part_lse_at),
             part_lse_part_stride: part_lse.stride(0),
             part_lse_batch_stride: part_lse.stride(1),

@@ -500,9 +500,9 @@ impl TensorView {
         let merged = elements("axes", &self.shape[axes.clone()])? as usize;
         // Axes of 1 are never stepped along.
         let long: Vec<usize> = axes.clone().filter(|axis| self.shape[*axis] > 1).collect();
-        let apart = long
-            .windows(2)
-            .any(|pair| self.strides[pair[0]] != self.strides[pair[1]] * self.shape[pair[1]]);
+        let apart = long.windows(2).any(|pair| {
+            self.strides[pair[0]] != self.strides[pair[1]].saturating_mul(self.shape[pair[1]])
+        });
         if apart && merged > 0 {
             return Err(Error::Layout {
                 argument: "axes".into(),

@@ -67,13 +67,13 @@ fn plans_say_what_is_wrong_with_rules() {
         "parameter",
         "value_dim = 0: must be at least 1",
     );
-    for softcap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+    for softcap in [0.0, -1.0, 1e-31, 1e31, f32::NAN, f32::INFINITY] {
         let mut problem = AttentionProblem::new(1, 6, 8, 16);
         problem.rules.softcap = Some(softcap);
         says(
             problem.plan(&capabilities()).map(drop),
             "parameter",
-            &format!("softcap = {softcap}: must be finite and above 0; leave it unset for none"),
+            &format!("softcap = {softcap}: must be from 1e-30 to 1e30; leave it unset for none"),
         );
     }
     let alignment = "alignment = none: must be TopLeft or BottomRight, since causal, windows and ALiBi count from a query's own key and there may be more keys than queries, or fewer";

@@ -8,11 +8,15 @@
 
 mod support;
 
-use support::Random;
 use support::check::*;
+use support::{Guarded, Random, run};
 use wgpu_attention::Alignment::{BottomRight, TopLeft};
-use wgpu_attention::kernels::{Form, Fragment, Kernel, Operation, find};
-use wgpu_attention::{AttentionProblem, AttentionRules, ElementType, Gpu, wgpu};
+use wgpu_attention::compare::Tolerance;
+use wgpu_attention::kernels::{Form, Fragment, KERNELS, Kernel, Operation, find};
+use wgpu_attention::{
+    AttentionProblem, AttentionRules, AttentionWeights, ElementType, Gpu, Merge, MergeArguments,
+    MergeProblem, Tensor, TensorCopy, WeightsArguments, WeightsStage, reference, wgpu,
+};
 
 /// In which file, which text, and what stands there instead. The text occurs exactly once.
 type Edit = (&'static str, &'static str, &'static str);
@@ -38,6 +42,7 @@ const STORED: &str = "if (row < item.rows)";
 const ITEM: &str = "shared/item";
 const MASK: &str = "rules/mask";
 const RULES: &str = "rules/scores";
+const BIAS: &str = "rules/bias";
 const PAIR: &str = "shared/pair";
 const ELEMENTS: &str = "shared/elements";
 const STORE: &str = "shared/store";
@@ -683,23 +688,23 @@ static RULE_MUTANTS: &[(&str, &[Edit])] = &[
     ("bias ignored", &[(RULES, "sloped + added", "sloped")]),
     (
         "offset of the bias ignored",
-        &[(RULES, "params.bias_offset", "0u")],
+        &[(BIAS, "params.bias_offset", "0u")],
     ),
     (
         "bias of item 0",
-        &[(RULES, "item.batch * params.bias_batch_stride", "0u")],
+        &[(BIAS, "item.batch * params.bias_batch_stride", "0u")],
     ),
     (
         "bias of head 0",
-        &[(RULES, "item.head * params.bias_head_stride", "0u")],
+        &[(BIAS, "item.head * params.bias_head_stride", "0u")],
     ),
     (
         "bias of query 0",
-        &[(RULES, "query * params.bias_query_stride", "0u")],
+        &[(BIAS, "query * params.bias_query_stride", "0u")],
     ),
     (
         "bias of key 0",
-        &[(RULES, "key * params.bias_key_stride", "0u")],
+        &[(BIAS, "key * params.bias_key_stride", "0u")],
     ),
     (
         "bias of -infinity added to NaN",
@@ -790,6 +795,10 @@ static RULE_MUTANTS: &[(&str, &[Edit])] = &[
         &[(STORE, "out[index >> 1u] & 0xffff0000u", "0u")],
     ),
     (
+        "log-sum-exp in base 2",
+        &[(STORE_LSE, "highest + log(total)", "highest + log2(total)")],
+    ),
+    (
         "log-sum-exp of an empty row",
         &[(
             STORE_LSE,
@@ -823,8 +832,174 @@ static KERNEL_RULE_MUTANTS: &[(&str, &str, &str)] = &[
         "(item.q_start + row) * params.out_token_stride",
         "row * params.out_token_stride",
     ),
-    ("log-sum-exp in base 2", "+ log(", "+ log2("),
     ("sinks ignored by the kernel", "item.has_sink", "false"),
+];
+
+const WEIGHTS: &str = "attention_weights";
+const MERGE: &str = "merge";
+const COPY: &str = "copy";
+
+static OTHER_MUTANTS: &[Mutant] = &[
+    mutant(
+        "first key ignored",
+        WEIGHTS,
+        &[(WEIGHTS, "key >= first && key < limit", "key < limit")],
+    ),
+    mutant(
+        "scale ignored",
+        WEIGHTS,
+        &[(WEIGHTS, " * params.scale", "")],
+    ),
+    mutant(
+        "sink ignored",
+        WEIGHTS,
+        &[(
+            WEIGHTS,
+            "select(0.0, exp(item.sink - highest), item.has_sink)",
+            "0.0",
+        )],
+    ),
+    mutant(
+        "no maximum subtracted",
+        WEIGHTS,
+        &[
+            (
+                WEIGHTS,
+                "exp(bitcast<f32>(bits) - highest)",
+                "exp(bitcast<f32>(bits))",
+            ),
+            (WEIGHTS, "exp(item.sink - highest)", "exp(item.sink)"),
+        ],
+    ),
+    mutant(
+        "KV head by modulo",
+        WEIGHTS,
+        &[(
+            WEIGHTS,
+            "head / params.group",
+            "head % (params.heads / params.group)",
+        )],
+    ),
+    mutant(
+        "total of one invocation only",
+        WEIGHTS,
+        &[(
+            WEIGHTS,
+            "row_total = row_total + totals[i];",
+            "row_total = total;",
+        )],
+    ),
+    mutant(
+        "peak of one invocation only",
+        WEIGHTS,
+        &[(
+            WEIGHTS,
+            "i < THREADS; i++) {\n        if (peaks_seen[i] != 0u",
+            "i < 1u; i++) {\n        if (peaks_seen[i] != 0u",
+        )],
+    ),
+    mutant(
+        "rows that see no key divided by 0",
+        WEIGHTS,
+        &[(
+            WEIGHTS,
+            "select(0.0, bitcast<f32>(weights[at]) / row_total, seen)",
+            "(bitcast<f32>(weights[at]) / row_total)",
+        )],
+    ),
+    mutant(
+        "stages swapped",
+        WEIGHTS,
+        &[(
+            WEIGHTS,
+            "params.stage == CAPPED",
+            "params.stage == MASKED_SCORES",
+        )],
+    ),
+    mutant(
+        "log-sum-exp of the parts ignored",
+        MERGE,
+        &[(
+            MERGE,
+            "exp(part_lse[lse_at] - highest) * part_total(lse_at)",
+            "1.0",
+        )],
+    ),
+    mutant(
+        "no maximum subtracted",
+        MERGE,
+        &[
+            (MERGE, "exp(part_lse[at] - highest)", "exp(part_lse[at])"),
+            (
+                MERGE,
+                "exp(part_lse[lse_at] - highest)",
+                "exp(part_lse[lse_at])",
+            ),
+        ],
+    ),
+    mutant(
+        "empty parts weighed",
+        MERGE,
+        &[(MERGE, "if (!weighs_nothing(part_lse[lse_at]))", "if (true)")],
+    ),
+    mutant(
+        "head of the parts ignored",
+        MERGE,
+        &[(MERGE, "head * params.parts_head_stride", "0u")],
+    ),
+    mutant(
+        "batch of the log-sum-exp ignored",
+        MERGE,
+        &[(MERGE, "batch * params.part_lse_batch_stride", "0u")],
+    ),
+    mutant(
+        "second channel of a pair lost",
+        MERGE,
+        &[(MERGE, "parts[at + u32(both)]", "parts[at]")],
+    ),
+    mutant(
+        "one pair of channels an invocation",
+        MERGE,
+        &[(MERGE, "channel += 128u", "channel += 1000u")],
+    ),
+    mutant(
+        "axis 2 of the source ignored",
+        COPY,
+        &[(COPY, "i2 * params.from_stride_2", "0u")],
+    ),
+    mutant(
+        "axis 1 of the target ignored",
+        COPY,
+        &[(COPY, "i1 * params.to_stride_1", "0u")],
+    ),
+    mutant(
+        "offset of the source ignored",
+        COPY,
+        &[(COPY, "params.from_offset", "0u")],
+    ),
+    mutant(
+        "source read as if contiguous",
+        COPY,
+        &[(COPY, "select(0u, params.from_stride_4, both)", "u32(both)")],
+    ),
+    mutant(
+        "type of the source ignored",
+        COPY,
+        &[(
+            COPY,
+            "value_of(source[word_of(index, params.from_type)], index, params.from_type)",
+            "bitcast<f32>(source[index])",
+        )],
+    ),
+    mutant(
+        "an element past the last one",
+        COPY,
+        &[(
+            COPY,
+            "let both = i4 + 1u < params.size_4;",
+            "let both = true;",
+        )],
+    ),
 ];
 
 const LTILED: &str = "linear_tiled";
@@ -1428,6 +1603,193 @@ fn broken_rules_are_rejected() {
     });
 }
 
+/// Whether weights, merges or copies by this kernel are wrong somewhere.
+fn rejected_by_others(gpu: &Gpu, kernel: &'static Kernel) -> Result<bool, String> {
+    let rejected = match kernel.operation {
+        Operation::Weights => weights_are_right(gpu, kernel),
+        Operation::Merge => merges_are_right(gpu, kernel),
+        Operation::Copy => copies_are_right(gpu, kernel),
+        other => return Err(format!("no cases for {other:?}")),
+    };
+    match rejected {
+        Ok(()) => Ok(false),
+        // One that does not compile would fail for the wrong reason.
+        Err(error) if error.contains("was refused") => Err(error),
+        Err(_) => Ok(true),
+    }
+}
+
+fn weights_are_right(gpu: &Gpu, kernel: &'static Kernel) -> Result<(), String> {
+    let words = |error: wgpu_attention::Error| error.to_string();
+    let mut random = Random::new(3);
+    for (case, stage) in [
+        WeightsStage::Weights,
+        WeightsStage::Capped,
+        WeightsStage::Masked,
+    ]
+    .into_iter()
+    .cycle()
+    .take(6)
+    .enumerate()
+    {
+        let problem = AttentionProblem {
+            kv_heads: 2,
+            kv_len: 150,
+            rules: AttentionRules {
+                // Scores of some hundreds, in every second case.
+                scale: (case % 2 == 0).then_some(60.0),
+                softcap: (case % 2 == 1).then_some(2.0),
+                window_left: Some(90),
+                ..AttentionRules::causal(BottomRight)
+            },
+            ..AttentionProblem::new(2, 4, 20, 5)
+        };
+        let mut data = random_operands(problem, &mut random).with_kv_lens(&[150, 10]);
+        if case < 3 {
+            data = data.with_sinks(vec![0.5, 1.0, 150.0, -1.0]);
+        }
+        let mut plan = data
+            .problem
+            .plan_weights(gpu.capabilities())
+            .map_err(words)?;
+        plan.kernel = kernel;
+        let weights = AttentionWeights::from_plan(gpu, data.problem.clone(), stage, plan);
+        let weights = weights.map_err(words)?;
+        let shape = [2, 4, 20, 150];
+        let guarded = Guarded::new(gpu, &shape);
+        let operands = data.upload(gpu);
+        run(gpu, |encoder| {
+            let arguments = WeightsArguments {
+                q: &operands.q,
+                k: &operands.k,
+                weights: &guarded.tensor.view(),
+                rules: operands.rules(),
+            };
+            weights.encode(encoder, arguments).unwrap();
+        });
+        let expected = data.with_inputs(|inputs| match stage {
+            WeightsStage::Capped => reference::scores(inputs, reference::Stage::Capped).unwrap(),
+            WeightsStage::Masked => reference::scores(inputs, reference::Stage::Masked).unwrap(),
+            _ => reference::attention(inputs).unwrap().weights,
+        });
+        // Scores of hundreds are rounded by as much as 1e-5 of themselves, and weights by that of themselves.
+        let tolerance = Tolerance::new(2e-4, 1e-3);
+        compared(&guarded.read()?, &expected, &shape, tolerance)?;
+    }
+    Ok(())
+}
+
+fn merges_are_right(gpu: &Gpu, kernel: &'static Kernel) -> Result<(), String> {
+    let words = |error: wgpu_attention::Error| error.to_string();
+    let mut random = Random::new(4);
+    for (lowest, value_dim) in [(0.0, 5), (300.0, 131)] {
+        let [parts, batch, q_len, heads] = [3, 2, 4, 3];
+        let rows = batch * heads * q_len;
+        let outs = random.normals(parts * rows * value_dim);
+        let mut lse: Vec<f32> = random.normals(parts * rows);
+        let mut values = outs.clone();
+        for (at, lse) in lse.iter_mut().enumerate() {
+            *lse += lowest;
+            if at % 5 == 1 {
+                *lse = f32::NEG_INFINITY;
+            }
+        }
+        // What an empty part holds must not show: (P, B, Tq, H, Dv) by (P, B, H, Tq).
+        for (row, values) in values.chunks_mut(value_dim).enumerate() {
+            let (part, b) = (row / rows, row / (q_len * heads) % batch);
+            let (t, h) = (row / heads % q_len, row % heads);
+            if lse[((part * batch + b) * heads + h) * q_len + t] == f32::NEG_INFINITY {
+                values.fill(f32::NAN);
+            }
+        }
+        let (wide, wide_lse) = (reference::widen(&values), reference::widen(&lse));
+        let partials: Vec<reference::Partial> = (0..parts)
+            .map(|part| reference::Partial {
+                out: &wide[part * rows * value_dim..(part + 1) * rows * value_dim],
+                lse: &wide_lse[part * rows..(part + 1) * rows],
+            })
+            .collect();
+        let expected = reference::merge(&reference::MergeInputs {
+            batch,
+            q_len,
+            heads,
+            value_dim,
+            parts: &partials,
+        });
+        let (expected, expected_lse) = expected.map_err(words)?;
+        let problem = MergeProblem {
+            parts,
+            batch,
+            heads,
+            q_len,
+            value_dim,
+            out_type: ElementType::F32,
+        };
+        let mut plan = problem.plan(gpu.capabilities()).map_err(words)?;
+        plan.kernel = kernel;
+        let merge = Merge::from_plan(gpu, problem, plan).map_err(words)?;
+        let shape = [parts, batch, q_len, heads, value_dim];
+        let values = Tensor::from_slice(gpu, &shape, &values).unwrap().view();
+        let lse = Tensor::from_slice(gpu, &[parts, batch, heads, q_len], &lse).unwrap();
+        let out = Guarded::new(gpu, &shape[1..]);
+        let out_lse = Guarded::new(gpu, &[batch, heads, q_len]);
+        run(gpu, |encoder| {
+            let arguments = MergeArguments {
+                parts: &values,
+                part_lse: &lse.view(),
+                out: &out.tensor.view(),
+                lse: Some(&out_lse.tensor.view()),
+            };
+            merge.encode(encoder, arguments).unwrap();
+        });
+        compared(&out.read()?, &expected, &shape[1..], Tolerance::F32)?;
+        compared(&out_lse.read()?, &expected_lse, &[rows], Tolerance::F32)?;
+    }
+    Ok(())
+}
+
+fn copies_are_right(gpu: &Gpu, kernel: &'static Kernel) -> Result<(), String> {
+    let copy = TensorCopy::from_kernel(gpu, kernel).map_err(|error| error.to_string())?;
+    let values = Random::new(5).normals(2 * 3 * 4 * 5 * 7);
+    let shape = [2, 3, 4, 5, 7];
+    let halves: Vec<half::f16> = values.iter().map(|v| half::f16::from_f32(*v)).collect();
+    let f32s = Tensor::from_slice(gpu, &shape, &values).unwrap().view();
+    let f16s = Tensor::from_slice(gpu, &shape, &halves).unwrap().view();
+    for view in [f32s, f16s] {
+        for order in [[0, 1, 2, 3, 4], [4, 2, 0, 3, 1]] {
+            let view = sliced(&permuted(&view, &order), 1, 1..3);
+            let to = Guarded::new(gpu, view.shape());
+            run(gpu, |encoder| {
+                copy.encode(encoder, &view, &to.tensor.view()).unwrap()
+            });
+            let right: Vec<f32> = match view.element_type() {
+                ElementType::F16 => {
+                    let halves = view.read_blocking::<half::f16>().unwrap();
+                    halves.iter().map(|v| v.to_f32()).collect()
+                }
+                _ => view.read_blocking::<f32>().unwrap(),
+            };
+            same_bits(&to.read()?, &right)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn broken_weights_merges_and_copies_are_rejected() {
+    let Some(gpu) = gpu() else { return };
+    for name in [WEIGHTS, MERGE, COPY] {
+        assert_eq!(
+            rejected_by_others(&gpu, find(name).unwrap()),
+            Ok(false),
+            "{name} as it is"
+        );
+    }
+    all_rejected(OTHER_MUTANTS, |subject| {
+        rejected_by_others(&gpu, subject.kernel)
+    });
+}
+
 #[test]
 fn broken_projections_are_rejected() {
     let Some(gpu) = gpu() else { return };
@@ -1437,9 +1799,18 @@ fn broken_projections_are_rejected() {
     });
 }
 
-/// Both forms are broken in the same ways, but for what only one of them has.
+/// Every kernel of the table is broken in some ways, and both forms in the same, but for what only one of them has.
 #[test]
 fn every_kernel_has_broken_twins() {
+    for kernel in KERNELS {
+        let all = [ATTENTION_MUTANTS, LINEAR_MUTANTS, OTHER_MUTANTS];
+        let count = all
+            .iter()
+            .flat_map(|m| m.iter())
+            .filter(|m| m.kernel == kernel.name)
+            .count();
+        assert!(count >= 6, "{}: {count}", kernel.name);
+    }
     for mutants in [ATTENTION_MUTANTS, LINEAR_MUTANTS] {
         for form in [Form::Tiled, Form::Lanes] {
             let count = mutants
@@ -1484,7 +1855,7 @@ fn missing_barriers_are_rejected() {
     let lanes = told.then_some(info.subgroup_min_size);
     let (attention, linear) = (attention_cases(), linear_cases());
     let mut failures = Failures::default();
-    for name in [TILED, LTILED] {
+    for name in [TILED, LTILED, WEIGHTS] {
         let source = find(name).unwrap().source;
         for (number, (at, barrier)) in source.match_indices("workgroupBarrier();").enumerate() {
             let mut text = source.to_string();
@@ -1500,7 +1871,7 @@ fn missing_barriers_are_rejected() {
             let rejected = match subject.kernel.operation {
                 Operation::Attention => rejected_by_attention(&gpu, &attention, &subject),
                 Operation::Linear => rejected_by_linear(&gpu, &linear, &subject),
-                other => Err(format!("no cases for {other:?}")),
+                _ => rejected_by_others(&gpu, subject.kernel),
             };
             let result = rejected.and_then(|rejected| match (rejected, unseen, lanes) {
                 (true, None, _) | (_, Some(_), None) => Ok(()),
@@ -1513,5 +1884,5 @@ fn missing_barriers_are_rejected() {
             failures.note(format!("{name}: barrier {number}"), result);
         }
     }
-    failures.report(8);
+    failures.report(10);
 }

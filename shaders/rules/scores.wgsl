@@ -1,16 +1,11 @@
-// softcap, then ALiBi and an additive bias (B, H, Tq, Tk) with any axis broadcast. A bias of -infinity hides the
-// key, whatever the product is; any other bias is a number.
+// softcap, then ALiBi and a bias. A bias of -infinity hides the key, whatever the product is; any other bias is a
+// number.
 const SCORED: bool = true;
-
-@group(0) @binding(8)
-var<storage, read> bias: array<f32>;
 
 fn score_rules(item: Item, product: f32, query: u32, key: u32) -> Pair {
     let distance = abs(i32(query) + item.own - i32(key));
     let sloped = capped(product) - item.slope * f32(distance);
-    let at = params.bias_offset + item.batch * params.bias_batch_stride + item.head * params.bias_head_stride
-        + query * params.bias_query_stride + key * params.bias_key_stride;
-    let added = select(0.0, bias[at], params.has_bias != 0u);
+    let added = bias_of(item, query, key);
     return Pair(!weighs_nothing(added), sloped + added);
 }
 

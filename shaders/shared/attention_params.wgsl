@@ -47,6 +47,7 @@ struct AttentionParams {
     out_batch_stride: u32,
     out_token_stride: u32,
     out_head_stride: u32,
+    // 1: the log-sum-exp, 2: highest and total side by side.
     has_lse: u32,
     lse_offset: u32,
     lse_batch_stride: u32,

@@ -11,6 +11,8 @@ struct Item {
     k_start: u32,
     // Rows of the output that are its own, and are written.
     rows: u32,
+    // Keys that are its own, seen or not.
+    keys: u32,
     // Queries and keys that it has. Rows past its queries see no key.
     q_len: u32,
     kv_len: u32,
@@ -24,7 +26,7 @@ struct Item {
 }
 
 fn item_at(batch: u32, head: u32) -> Item {
-    var item = Item(batch, head, 0u, 0u, params.q_len, params.q_len, params.kv_len, 0, 0.0, 0.0, false);
+    var item = Item(batch, head, 0u, 0u, params.q_len, params.kv_len, params.q_len, params.kv_len, 0, 0.0, 0.0, false);
     // Starts and lengths are data: whatever stands there, nothing outside of the operands is touched.
     if (params.packed != 0u) {
         item.q_start = min(tables[params.cu_seqlens_q_at + batch], params.q_total);
@@ -33,7 +35,8 @@ fn item_at(batch: u32, head: u32) -> Item {
         let k_end = min(tables[params.cu_seqlens_k_at + batch + 1u], params.kv_total);
         item.rows = min(item.rows, max(q_end, item.q_start) - item.q_start);
         item.q_len = item.rows;
-        item.kv_len = min(item.kv_len, max(k_end, item.k_start) - item.k_start);
+        item.keys = min(item.keys, max(k_end, item.k_start) - item.k_start);
+        item.kv_len = item.keys;
     }
     if (params.q_lens_at != NONE) {
         item.q_len = min(item.q_len, tables[params.q_lens_at + batch]);

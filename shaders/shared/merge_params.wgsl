@@ -11,6 +11,8 @@ struct MergeParams {
     parts_batch_stride: u32,
     parts_token_stride: u32,
     parts_head_stride: u32,
+    // 1: each log-sum-exp comes as highest and total, side by side.
+    paired: u32,
     part_lse_offset: u32,
     part_lse_part_stride: u32,
     part_lse_batch_stride: u32,

@@ -5,13 +5,13 @@ use super::rules::TablePlaces;
 use super::{Alignment, AttentionProblem, RuleArguments};
 use crate::gpu::{Argument, Call, Gpu, Pipeline, Timestamps};
 use crate::kernels::{AttentionParams, Operation};
-use crate::merge::{Merge, MergeArguments, MergeProblem};
+use crate::merge::{Merge, MergeArguments};
 use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
 use crate::plan::{Plan, check_plan};
 use crate::tensor::{Tensor, TensorView};
-use crate::{ElementType, Result};
+use crate::{ElementType, Error, Result};
 use std::sync::Arc;
 
 /// The operands of an [`Attention`]. Views may have any strides for batch, token and head and begin anywhere;
@@ -30,7 +30,8 @@ pub struct AttentionArguments<'a> {
     /// 16-bit elements begin on whole words: its offset and its strides for batch, token and head are even.
     pub out: &'a TensorView,
     /// `(B, H, Tq)`, f32, any strides; overwritten with each row's log-sum-exp: the natural logarithm of the sum of
-    /// the exponentials of its scores, -infinity for a row that sees no key. May not share a buffer with the others.
+    /// the exponentials of its scores, and of its sink where there is one; -infinity for a row that has neither (and
+    /// for rows past `q_lens`). May not share a buffer with the others.
     pub lse: Option<&'a TensorView>,
     /// What the rules take.
     pub rules: RuleArguments<'a>,
@@ -73,7 +74,7 @@ pub struct Attention {
 struct Parts {
     /// `(P, B, Tq, H, Dv)`, f32.
     out: TensorView,
-    /// `(P, B, H, Tq)`.
+    /// `(P, B, H, Tq, 2)`: the highest score and the total of each row.
     lse: TensorView,
     merge: Merge,
 }
@@ -89,21 +90,12 @@ impl Parts {
             heads,
             q_len,
             value_dim,
-            out_type,
             ..
         } = *problem;
-        let merge = MergeProblem {
-            parts,
-            batch,
-            heads,
-            q_len,
-            value_dim,
-            out_type,
-        };
         let out = [parts, batch, q_len, heads, value_dim];
-        let lse = [parts, batch, heads, q_len];
+        let lse = [parts, batch, heads, q_len, 2];
         Ok(Some(Parts {
-            merge: Merge::new(gpu, merge)?,
+            merge: Merge::new(gpu, problem.merge_of(parts))?,
             out: Tensor::empty(gpu, &out, ElementType::F32)?.view(),
             lse: Tensor::empty(gpu, &lse, ElementType::F32)?.view(),
         }))
@@ -124,8 +116,8 @@ impl Attention {
     ///
     /// # Errors
     ///
-    /// As [`AttentionProblem::plan`], [`Error::Shader`](crate::Error::Shader) if the driver refuses the kernel, and
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// As [`AttentionProblem::plan`], [`Error::Shader`] if the driver refuses the kernel, and
+    /// [`Error::OutOfMemory`].
     pub fn new(gpu: &Gpu, problem: AttentionProblem) -> Result<Self> {
         let plan = problem.plan(gpu.capabilities())?;
         Self::from_plan(gpu, problem, plan)
@@ -137,14 +129,18 @@ impl Attention {
     ///
     /// # Errors
     ///
-    /// [`Error::Parameter`](crate::Error::Parameter) for a kernel of another operation, [`Error::Shader`](crate::Error::Shader) if it is refused,
-    /// [`Error::LimitExceeded`](crate::Error::LimitExceeded) if the grid is over the device's limit.
+    /// [`Error::Parameter`] for a kernel of another operation, [`Error::Shader`] if it is refused,
+    /// [`Error::LimitExceeded`] if the grid is over the device's limit.
     pub fn from_plan(gpu: &Gpu, problem: AttentionProblem, plan: Plan) -> Result<Self> {
         problem.check()?;
         check_plan(&plan, Operation::Attention, gpu.capabilities())?;
+        if problem.packed && plan.parts > 1 {
+            let rule = "must be 1: packed sequences are not computed in parts of the keys";
+            return Err(Error::parameter("plan.parts", plan.parts, rule));
+        }
         Ok(Attention {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
-            tables: problem.tables_workspace(gpu)?,
+            tables: problem.tables_workspace(gpu, &plan)?,
             parts: Parts::new(gpu, &problem, &plan)?,
             gpu: gpu.clone(),
             problem,
@@ -168,8 +164,8 @@ impl Attention {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`](crate::Error::Shape), [`Error::Type`](crate::Error::Type), [`Error::Layout`](crate::Error::Layout), [`Error::OtherDevice`](crate::Error::OtherDevice),
-    /// [`Error::LimitExceeded`](crate::Error::LimitExceeded) if an operand is larger than the device can bind. No dispatch was recorded then.
+    /// [`Error::Shape`], [`Error::Type`], [`Error::Layout`], [`Error::OtherDevice`],
+    /// [`Error::LimitExceeded`] if an operand is larger than the device can bind. Nothing was recorded then.
     pub fn encode(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -183,7 +179,7 @@ impl Attention {
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode), and [`Error::LimitExceeded`](crate::Error::LimitExceeded) where the timestamps have no room left.
+    /// As [`encode`](Self::encode), and [`Error::LimitExceeded`] where the timestamps have no room left.
     pub fn encode_timed(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -287,7 +283,11 @@ impl Attention {
                 out_batch_stride: out.stride(0),
                 out_token_stride: out.stride(1),
                 out_head_stride: out.stride(2),
-                has_lse: u32::from(lse_at.is_some()),
+                has_lse: match lse.map(|lse| lse.shape().len()) {
+                    _ if lse_at.is_none() => 0,
+                    Some(4) => 2,
+                    _ => 1,
+                },
                 lse_offset: first(lse_at),
                 lse_batch_stride: lse_stride(0),
                 lse_head_stride: lse_stride(1),
@@ -343,7 +343,7 @@ impl Attention {
         };
         parts
             .merge
-            .encode_timed(encoder, arguments, label, timestamps)
+            .encode_parts(encoder, arguments, true, label, timestamps)
     }
 }
 
@@ -380,9 +380,9 @@ impl AttentionProblem {
     }
 
     /// The buffer in which small operands are gathered, where there may be several.
-    pub(super) fn tables_workspace(&self, gpu: &Gpu) -> Result<Option<Tensor>> {
+    pub(super) fn tables_workspace(&self, gpu: &Gpu, plan: &Plan) -> Result<Option<Tensor>> {
         let (bytes, _) = self.gathered_tables();
-        (bytes > 0)
+        (bytes > 0 && plan.grid.is_some())
             .then(|| Tensor::empty(gpu, &[(bytes / 4) as usize], ElementType::U32))
             .transpose()
     }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! over the keys j that query i may see. A key that is hidden adds nothing, whatever lies there. A row that sees
-//! no key gives 0 and a log-sum-exp of -infinity. A NaN or +infinity at a key that is seen makes a NaN of that row
+//! no key gives 0, and a log-sum-exp of -infinity or, where there is one, of its sink. A NaN or +infinity at a key that is seen makes a NaN of that row
 //! and of no other.
 //!
 //! - `problem`: shapes, types, and the positions' arithmetic ([`AttentionProblem`]).

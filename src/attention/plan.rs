@@ -3,9 +3,10 @@
 use super::{AttentionProblem, rules};
 use crate::gpu::Capabilities;
 use crate::kernels::{
-    ATTEND_ALL, Configuration, Form, Fragment, Kernel, MASK, NO_RULE, Operation, PLAIN_SCORES,
-    RULE_DATA, SCORE_RULES, compiled,
+    ATTEND_ALL, BIAS, Configuration, Form, Fragment, Kernel, MASK, NO_BIAS, NO_RULE, Operation,
+    PLAIN_SCORES, RULE_DATA, SCORE_RULES, compiled,
 };
+use crate::merge::MergeProblem;
 use crate::plan::{Plan, choose_kernel, fold};
 use crate::{Error, Result};
 
@@ -19,6 +20,7 @@ impl AttentionProblem {
     /// than 64 in the lanes form, if that is asked for), and for what does not fit the device or 32-bit counting.
     pub fn plan(&self, capabilities: &Capabilities) -> Result<Plan> {
         self.check()?;
+        self.check_rule(capabilities)?;
         let (mut kernel, mut reason) =
             choose_kernel(Operation::Attention, capabilities, self.form)?;
         let mut fitting = self.configurations(kernel);
@@ -71,9 +73,14 @@ impl AttentionProblem {
         Ok(plan)
     }
 
-    /// The plan of the weights' kernel.
-    pub(super) fn plan_weights(&self, capabilities: &Capabilities) -> Result<Plan> {
+    /// The plan of [`AttentionWeights`](crate::AttentionWeights): the kernel's form, v and the output play no part.
+    ///
+    /// # Errors
+    ///
+    /// As [`plan`](Self::plan).
+    pub fn plan_weights(&self, capabilities: &Capabilities) -> Result<Plan> {
         self.check()?;
+        self.check_rule(capabilities)?;
         let (kernel, _) = choose_kernel(Operation::Weights, capabilities, Some(Form::Tiled))?;
         let rules = self.rule_fragments();
         let configuration = Configuration {
@@ -137,7 +144,20 @@ impl AttentionProblem {
             let limit = "max_storage_buffer_binding_size";
             return Err(Error::limit_bytes(what, limit, needed, available));
         }
+        self.merge_of(parts as usize).plan(capabilities)?;
         Ok(parts)
+    }
+
+    /// The merge of that many parts.
+    pub(super) fn merge_of(&self, parts: usize) -> MergeProblem {
+        MergeProblem {
+            parts,
+            batch: self.batch,
+            heads: self.heads,
+            q_len: self.q_len,
+            value_dim: self.value_dim,
+            out_type: self.out_type,
+        }
     }
 
     /// Bytes of the outputs of the parts and of their log-sum-exp.
@@ -148,7 +168,7 @@ impl AttentionProblem {
         let rows = (self.batch as u64)
             .saturating_mul(self.q_len as u64)
             .saturating_mul(self.heads as u64);
-        let row = (self.value_dim as u64).saturating_add(1).saturating_mul(4);
+        let row = (self.value_dim as u64).saturating_add(2).saturating_mul(4);
         rows.saturating_mul(row).saturating_mul(parts)
     }
 
@@ -157,6 +177,22 @@ impl AttentionProblem {
         match rules::table_words(self) {
             (words, count) if count > 1 => (words.saturating_mul(4), count),
             _ => (0, 0),
+        }
+    }
+
+    /// A rule that loops is refused where loops end early: nobody knows how often it goes round.
+    fn check_rule(&self, capabilities: &Capabilities) -> Result<()> {
+        match &self.rules.rule {
+            Some(rule) if rule.loops() && capabilities.max_loop_iterations < u64::MAX => {
+                Err(Error::Unsupported {
+                    what: "a rule with a loop".into(),
+                    reason: format!(
+                        "this adapter ends all loops of an invocation after {} iterations without a word; write the loop out, or use another adapter",
+                        capabilities.max_loop_iterations
+                    ),
+                })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -169,6 +205,10 @@ impl AttentionProblem {
             if mask { &MASK } else { &ATTEND_ALL }.clone(),
             if scores { &SCORE_RULES } else { &PLAIN_SCORES }.clone(),
         ];
+        if scores {
+            let bias = self.rules.bias || self.rules.rule.is_none();
+            fragments.push(if bias { &BIAS } else { &NO_BIAS }.clone());
+        }
         match &self.rules.rule {
             None => fragments.push(NO_RULE.clone()),
             Some(rule) => {

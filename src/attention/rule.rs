@@ -1,8 +1,10 @@
 //! A rule of the caller's own, in WGSL, linked into the same kernels as the built-in ones.
 
-use crate::kernels::{self, Fragment, reflect};
+use crate::kernels::{self, Fragment, Operation, RULE_DATA, reflect};
 use crate::{Error, Result};
+use naga::{Block, Statement};
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// A rule in WGSL: a function `may_attend`, a function `score`, or both, and whatever they call.
@@ -19,7 +21,9 @@ use std::sync::Arc;
 /// may be called for pairs that another rule hides, and for queries past the end. `rule_data(i: u32) -> f32` reads
 /// element i of the tensor `rule_data` that comes with each call.
 ///
-/// The text is checked when the rule is made; kernels that differ in it never share a pipeline.
+/// The text is checked when the rule is made; kernels that differ in it never share a pipeline. Other functions,
+/// constants and structs of its own may have any names. A rule with a loop is refused by the planner on adapters that
+/// end loops early (Mesa's llvmpipe and lavapipe).
 ///
 /// ```
 /// use wgpu_attention::Rule;
@@ -44,6 +48,7 @@ struct Linked {
     /// The rule's text, with what it leaves out.
     fragment: Fragment,
     reads_data: bool,
+    loops: bool,
 }
 
 /// What a rule's function takes and gives.
@@ -66,61 +71,42 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// [`Error::Shader`] with naga's words and the line in this text; or with the name that is missing, takes
-    /// other arguments, or is taken already.
+    /// [`Error::Shader`] with naga's words and the line in this text, or with what is missing or has no place in a rule.
     pub fn new(wgsl: impl Into<String>) -> Result<Self> {
         let source: String = wgsl.into();
         let refuse = |message: String| Error::Shader {
             kernel: "rule".into(),
             message,
         };
-        // Before it is parsed: naga would say of a name that is there twice where the other one is, not which is whose.
-        for (line, text) in source.lines().enumerate() {
-            if let Some(name) = kernels::declared_name(text.trim_start()) {
-                let given = ["rule_data", "rule_values"].contains(&name);
-                let own = ["may_attend", "score"].contains(&name);
-                if given || !own && kernels::declares(name) {
-                    return Err(refuse(format!(
-                        "line {}: the kernels declare `{name}` already; take another name",
-                        line + 1
-                    )));
-                }
-            }
-        }
-        let (module, _) = reflect::validate(&format!("{source}{AROUND}")).map_err(refuse)?;
+        let (module, info) = reflect::validate(&format!("{source}{AROUND}")).map_err(refuse)?;
         if !module.entry_points.is_empty() {
             return Err(refuse(
                 "an entry point: a rule is functions that a kernel calls".into(),
             ));
         }
-        if let Some((_, variable)) = module
-            .global_variables
-            .iter()
-            .find(|(_, variable)| variable.name.as_deref() != Some("rule_values"))
-        {
-            return Err(refuse(format!(
-                "the variable {:?}: a rule has no buffer or workgroup memory but `rule_data`",
-                variable.name.as_deref().unwrap_or("")
-            )));
-        }
-        // A rule is called where not all invocations of a workgroup come by.
-        let words: Vec<&str> = kernels::words(&source).collect();
-        if let Some(barrier) = words.iter().find(|word| word.ends_with("Barrier")) {
-            return Err(refuse(format!("`{barrier}`: a rule may not synchronise")));
+        let mut data = None;
+        for (handle, variable) in module.global_variables.iter() {
+            if variable.name.as_deref() != Some("rule_values") {
+                return Err(refuse(format!(
+                    "the variable {:?}: a rule has no buffer or memory of its own but `rule_data`",
+                    variable.name.as_deref().unwrap_or("")
+                )));
+            }
+            data = Some(handle);
         }
         let mut found = [false; 2];
+        let mut reads_data = false;
         for ((name, declaration), found) in [("may_attend", MAY_ATTEND), ("score", SCORE)]
             .into_iter()
             .zip(&mut found)
         {
-            let Some((_, function)) = module
-                .functions
-                .iter()
-                .find(|(_, function)| function.name.as_deref() == Some(name))
-            else {
+            let named = |function: &naga::Function| function.name.as_deref() == Some(name);
+            let Some((handle, function)) = module.functions.iter().find(|(_, f)| named(f)) else {
                 continue;
             };
             *found = true;
+            // Through whatever it calls.
+            reads_data |= data.is_some_and(|data| !info[handle][data].is_empty());
             let scalar = |ty| match module.types[ty].inner {
                 naga::TypeInner::Scalar(scalar) => Some(scalar),
                 _ => None,
@@ -146,7 +132,22 @@ impl Rule {
                 "neither function is there: expected `{MAY_ATTEND}`, `{SCORE}`, or both"
             )));
         }
-        let mut linked = source.clone();
+        // A rule is called where not all invocations of a workgroup come by.
+        let synchronises = |statement: &Statement| {
+            matches!(
+                statement,
+                Statement::ControlBarrier(_) | Statement::MemoryBarrier(_)
+            )
+        };
+        let loops = |statement: &Statement| matches!(statement, Statement::Loop { .. });
+        let some = |test: &dyn Fn(&Statement) -> bool| {
+            let mut bodies = module.functions.iter().map(|(_, function)| &function.body);
+            bodies.any(|body| holds(body, test))
+        };
+        if some(&synchronises) {
+            return Err(refuse("a barrier: a rule may not synchronise".into()));
+        }
+        let mut linked = renamed(&source, &module).map_err(refuse)?;
         linked.push_str("\nconst RULED: bool = true;\n");
         if !found[0] {
             linked.push_str(&format!("{MAY_ATTEND} {{\n    return true;\n}}\n"));
@@ -154,14 +155,34 @@ impl Rule {
         if !found[1] {
             linked.push_str(&format!("{SCORE} {{\n    return score;\n}}\n"));
         }
-        Ok(Rule(Arc::new(Linked {
-            reads_data: words.contains(&"rule_data"),
+        let rule = Rule(Arc::new(Linked {
+            reads_data,
+            loops: some(&loops),
             fragment: Fragment {
                 name: Cow::Borrowed("rule"),
                 source: Cow::Owned(linked),
             },
             source,
-        })))
+        }));
+        rule.check_linked().map_err(refuse)?;
+        Ok(rule)
+    }
+
+    /// Whether it is sound within a kernel, too: not all that a function may do has a place in a compute shader.
+    fn check_linked(&self) -> Result<(), String> {
+        let mut kernels = kernels::KERNELS.iter();
+        let kernel = kernels.find(|kernel| kernel.operation == Operation::Attention);
+        let Some(kernel) = kernel else { return Ok(()) };
+        let Some(mut configuration) = (kernel.configurations)().into_iter().next() else {
+            return Ok(());
+        };
+        configuration.rules.retain(|rule| *rule != kernels::NO_RULE);
+        configuration.rules.push(self.fragment().clone());
+        configuration.rules.push(RULE_DATA.clone());
+        let text = kernel
+            .assemble(&configuration)
+            .map_err(|error| error.to_string())?;
+        reflect::validate(&text).map(drop)
     }
 
     /// Its text.
@@ -174,7 +195,82 @@ impl Rule {
         self.0.reads_data
     }
 
+    /// Whether it holds a loop.
+    pub(super) fn loops(&self) -> bool {
+        self.0.loops
+    }
+
     pub(super) fn fragment(&self) -> &Fragment {
         &self.0.fragment
     }
+}
+
+/// Whether a statement in a block, at any depth, is such a one.
+fn holds(block: &Block, test: &dyn Fn(&Statement) -> bool) -> bool {
+    block.iter().any(|statement| {
+        test(statement)
+            || match statement {
+                Statement::Block(inner) => holds(inner, test),
+                Statement::If { accept, reject, .. } => holds(accept, test) || holds(reject, test),
+                Statement::Switch { cases, .. } => cases.iter().any(|case| holds(&case.body, test)),
+                Statement::Loop {
+                    body, continuing, ..
+                } => holds(body, test) || holds(continuing, test),
+                _ => false,
+            }
+    })
+}
+
+/// The rule's text with every name that it declares for the whole module changed to one that no kernel and no built-in
+/// function has: a rule's own `exp` is not the kernel's.
+fn renamed(source: &str, module: &naga::Module) -> Result<String, String> {
+    let constants = module.constants.iter().map(|(_, c)| c.name.as_deref());
+    let overrides = module.overrides.iter().map(|(_, o)| o.name.as_deref());
+    let functions = module.functions.iter().map(|(_, f)| f.name.as_deref());
+    let types = module.types.iter().map(|(_, t)| t.name.as_deref());
+    let mut own: HashSet<&str> = constants
+        .chain(overrides)
+        .chain(functions)
+        .chain(types)
+        .flatten()
+        .collect();
+    // An alias leaves no trace in the module.
+    let words: Vec<&str> = kernels::words(source).collect();
+    let solid: Vec<&str> = words
+        .iter()
+        .copied()
+        .filter(|w| !w.trim().is_empty())
+        .collect();
+    own.extend(
+        solid
+            .windows(2)
+            .filter(|pair| pair[0] == "alias")
+            .map(|pair| pair[1]),
+    );
+    for given in ["may_attend", "score", "rule_data"] {
+        own.remove(given);
+    }
+    let members = module.types.iter().filter_map(|(_, ty)| match &ty.inner {
+        naga::TypeInner::Struct { members, .. } => Some(members),
+        _ => None,
+    });
+    if let Some(clash) = members
+        .flatten()
+        .filter_map(|member| member.name.as_deref())
+        .find(|name| own.contains(name))
+    {
+        return Err(format!(
+            "`{clash}` is a member of a struct and a name of its own: rename one of them"
+        ));
+    }
+    // The mark that has loops written out is for the kernels' own text.
+    let mut text = String::with_capacity(source.len());
+    for word in words {
+        // `point.x` is a member, not the constant `x`.
+        if own.contains(word) && !text.ends_with('.') {
+            text.push_str("own_");
+        }
+        text.push_str(word);
+    }
+    Ok(text.replace("@unroll", "unroll"))
 }

@@ -42,7 +42,7 @@ pub enum Alignment {
 pub struct AttentionRules {
     /// What the products q.k are multiplied with; `None` is `1/sqrt(head_dim)`. 0 and negative values are used as given.
     pub scale: Option<f32>,
-    /// `softcap * tanh(score / softcap)` keeps scores within ±softcap. Above 0.
+    /// `softcap * tanh(score / softcap)` keeps scores within ±softcap. From 1e-30 to 1e30.
     pub softcap: Option<f32>,
     /// Hides the keys after a query's own.
     pub causal: bool,
@@ -97,12 +97,13 @@ impl AttentionRules {
             return Err(Error::parameter("scale", scale, "must be finite"));
         }
         if let Some(softcap) = self.softcap
-            && !(softcap.is_finite() && softcap > 0.0)
+            // Beyond, quotients leave the range of f32 that every adapter computes with.
+            && !(1e-30..=1e30).contains(&softcap)
         {
             return Err(Error::parameter(
                 "softcap",
                 softcap,
-                "must be finite and above 0; leave it unset for none",
+                "must be from 1e-30 to 1e30; leave it unset for none",
             ));
         }
         Ok(())
@@ -252,7 +253,14 @@ impl<'a> RuleArguments<'a> {
         if let Some(data) = self.rule_data {
             data.expect_type("rule_data", ElementType::F32)?;
             expect_contiguous("rule_data", data)?;
+            data.bind("rule_data")?;
         }
+        for (name, view) in [("mask", &mask), ("bias", &bias)] {
+            if let Some(view) = view {
+                view.bind(name)?;
+            }
+        }
+        self.check_tables()?;
         Ok((mask, bias))
     }
 
@@ -283,6 +291,50 @@ impl<'a> RuleArguments<'a> {
         ]
     }
 
+    /// The small operands as one window of the buffer that all of them lie in; `None` if there are several buffers, or
+    /// the window is larger than can be bound.
+    fn one_window(&self) -> Option<TensorView> {
+        let tables = self.tables();
+        let views = || {
+            let present = tables.iter().filter_map(|table| table.view);
+            present.filter(|view| view.elements() > 0)
+        };
+        let one = views().next()?;
+        // From the first element of the first to the last of the last.
+        let begin = views().map(TensorView::offset).min()?;
+        let end = views()
+            .map(|view| view.offset() + view.elements() as usize)
+            .max()?;
+        let window = one.words(begin, end - begin);
+        let whole = views().all(|view| view.buffer() == one.buffer());
+        (whole && window.bind("tables").is_ok()).then_some(window)
+    }
+
+    /// Whether the small operands can be gathered, where they must be.
+    fn check_tables(&self) -> Result<()> {
+        if self.one_window().is_some() {
+            return Ok(());
+        }
+        let single = self.tables().iter().flat_map(|table| table.view).count() == 1;
+        for Table { name, view } in self.tables() {
+            if let (true, Some(view)) = (single, view) {
+                view.bind(name)?;
+            }
+            let copied = |view: &TensorView| {
+                let usage = view.buffer().usage();
+                usage.contains(wgpu::BufferUsages::COPY_SRC) || view.elements() == 0
+            };
+            if !view.is_none_or(copied) {
+                return Err(Error::Layout {
+                    argument: name.into(),
+                    problem: "its buffer lacks the usage COPY_SRC".into(),
+                    remedy: "small operands in several buffers are gathered by copies: create it with COPY_SRC, or keep them in one buffer".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// The small operands in one buffer: as they lie where they are in one already, else copied into `workspace`
     /// (the copies that the plan names). Returns that buffer's view and the places.
     pub(super) fn bind_tables(
@@ -292,44 +344,21 @@ impl<'a> RuleArguments<'a> {
         workspace: Option<&Tensor>,
     ) -> Result<(Option<TensorView>, TablePlaces)> {
         let tables = self.tables();
-        let present: Vec<&Table> = tables
-            .iter()
-            .filter(|table| table.view.is_some_and(|view| view.elements() > 0))
-            .collect();
         let mut places = [NONE; 6];
-        let views = || present.iter().filter_map(|table| table.view);
-        let whole = match views().next() {
-            None => None,
-            Some(one) if views().all(|view| view.buffer() == one.buffer()) => {
-                // A window from the first element of the first to the last of the last.
-                let begin = views().map(TensorView::offset).min().unwrap_or(0);
-                let ends = views().map(|view| view.offset() + view.elements() as usize);
-                let end = ends.max().unwrap_or(0);
-                let whole = one.words(begin, end - begin);
-                let bound = first(whole.bind("tables")?);
+        let whole = match (self.one_window(), workspace) {
+            (Some(window), _) => {
+                let bound = first(window.bind("tables")?);
                 for (place, table) in places.iter_mut().zip(&tables) {
                     if let Some(view) = table.view {
-                        *place = bound + (view.offset() - begin.min(view.offset())) as u32;
+                        *place = bound + view.offset().saturating_sub(window.offset()) as u32;
                     }
                 }
-                Some(whole)
+                Some(window)
             }
-            Some(_) => {
-                // The planner asked for it wherever there is more than one.
-                let workspace = workspace.ok_or_else(|| Error::Unsupported {
-                    what: "tables in several buffers".into(),
-                    reason: "this plan has no workspace for them; plan again".into(),
-                })?;
-                let mut at = 0u64;
+            (None, Some(workspace)) => {
+                let mut at = 0;
                 for (place, table) in places.iter_mut().zip(&tables) {
                     let Some(view) = table.view else { continue };
-                    if !view.buffer().usage().contains(wgpu::BufferUsages::COPY_SRC) {
-                        return Err(Error::Layout {
-                            argument: table.name.into(),
-                            problem: "its buffer lacks the usage COPY_SRC".into(),
-                            remedy: "small operands in several buffers are gathered by copies: create it with COPY_SRC, or keep them in one buffer".into(),
-                        });
-                    }
                     let bytes = 4 * view.elements();
                     if bytes > 0 {
                         let (from, to) = (view.buffer(), workspace.buffer());
@@ -340,6 +369,8 @@ impl<'a> RuleArguments<'a> {
                 }
                 Some(workspace.view())
             }
+            // There is none.
+            (None, None) => None,
         };
         let [q_lens, kv_lens, cu_seqlens_q, cu_seqlens_k, slopes, sinks] = places;
         let slopes_batch_stride = match self.slopes.map(TensorView::shape) {

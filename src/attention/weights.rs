@@ -3,9 +3,9 @@
 use super::encode::{BoundPairs, Side};
 use super::{AttentionProblem, RuleArguments};
 use crate::gpu::{Call, Gpu, Pipeline, Timestamps};
-use crate::kernels::AttentionParams;
+use crate::kernels::{AttentionParams, Operation};
 use crate::operands::{argument, check_operands, expect_contiguous_last, first};
-use crate::plan::Plan;
+use crate::plan::{Plan, check_plan};
 use crate::tensor::{Tensor, TensorView};
 use crate::{ElementType, Result};
 use std::sync::Arc;
@@ -68,9 +68,25 @@ impl AttentionWeights {
     /// As [`Attention::new`](crate::Attention::new).
     pub fn new(gpu: &Gpu, problem: AttentionProblem, stage: WeightsStage) -> Result<Self> {
         let plan = problem.plan_weights(gpu.capabilities())?;
+        Self::from_plan(gpu, problem, stage, plan)
+    }
+
+    /// Compiles a plan that the caller has changed, as [`Attention::from_plan`](crate::Attention::from_plan) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Attention::from_plan`](crate::Attention::from_plan).
+    pub fn from_plan(
+        gpu: &Gpu,
+        problem: AttentionProblem,
+        stage: WeightsStage,
+        plan: Plan,
+    ) -> Result<Self> {
+        problem.check()?;
+        check_plan(&plan, Operation::Weights, gpu.capabilities())?;
         Ok(AttentionWeights {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
-            tables: problem.tables_workspace(gpu)?,
+            tables: problem.tables_workspace(gpu, &plan)?,
             gpu: gpu.clone(),
             problem,
             stage,

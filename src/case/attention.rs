@@ -634,9 +634,12 @@ impl AttentionCase {
         let copy = TensorCopy::new(gpu)?;
         let past = past.upload(gpu)?;
         let [new_tokens, heads, channels] = [1, 2, 3].map(|axis| new.shape()[axis]);
-        let shape = [self.problem.batch, heads, self.problem.kv_len, channels];
+        // Rows of 16-bit elements begin on whole words.
+        let row = channels.next_multiple_of(2);
+        let shape = [self.problem.batch, heads, self.problem.kv_len, row];
         let present = Tensor::empty(gpu, &shape, self.problem.kv_type)?;
-        let present = present.view().permute(&[0, 2, 1, 3])?;
+        let present = present.view().slice(3, 0..channels)?;
+        let present = present.permute(&[0, 2, 1, 3])?;
         for (item, kept) in kept.iter().enumerate() {
             let at = |view: &TensorView, tokens| view.slice(0, item..item + 1)?.slice(1, tokens);
             copy.encode(encoder, &at(&past, 0..*kept)?, &at(&present, 0..*kept)?)?;

@@ -168,7 +168,10 @@ impl Capabilities {
             return Ok(());
         }
         Err(Error::LimitExceeded {
-            what: format!("kernel {} over {length} elements", kernel.name),
+            what: format!(
+                "kernel {} over {length} elements of {channels} channels",
+                kernel.name
+            ),
             limit: "the loop limit of llvmpipe".into(),
             needed,
             available: self.max_loop_iterations,

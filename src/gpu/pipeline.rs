@@ -47,7 +47,7 @@ struct ParamsBuffers {
     oldest_first: VecDeque<Vec<u8>>,
 }
 
-/// Parameter buffers that are kept (of about 100 bytes each). Those that fall out live on in the
+/// Parameter buffers that are kept (of 100 to 300 bytes each). Those that fall out live on in the
 /// bind groups that use them.
 const MOST_PARAMS: usize = 1024;
 
@@ -117,58 +117,16 @@ impl Gpu {
 
     fn compile(&self, kernel: &'static Kernel, key: &PipelineKey) -> Result<Pipeline> {
         self.alive()?;
+        // naga's writers give up with a panic at some sound shaders: a caller's
+        // text must not take the caller down.
         let made = self.checked(kernel.name, 0, |device| {
-            let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
-                label: Some(kernel.name),
-                source: wgpu::ShaderSource::Wgsl(key.source.as_str().into()),
-            });
-            let entries: Vec<wgpu::BindGroupLayoutEntry> = key
-                .bindings
-                .iter()
-                .map(|binding| wgpu::BindGroupLayoutEntry {
-                    binding: binding.number,
-                    visibility: wgpu::ShaderStages::COMPUTE,
-                    ty: wgpu::BindingType::Buffer {
-                        ty: match binding.access {
-                            Access::Read => wgpu::BufferBindingType::Storage { read_only: true },
-                            Access::Write => wgpu::BufferBindingType::Storage { read_only: false },
-                            Access::Params => wgpu::BufferBindingType::Uniform,
-                        },
-                        has_dynamic_offset: false,
-                        min_binding_size: match binding.access {
-                            Access::Params => NonZeroU64::new(kernel.params.size as u64),
-                            _ => None,
-                        },
-                    },
-                    count: None,
-                })
-                .collect();
-            let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-                label: Some(kernel.name),
-                entries: &entries,
-            });
-            let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-                label: Some(kernel.name),
-                bind_group_layouts: &[Some(&layout)],
-                immediate_size: 0,
-            });
-            let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-                label: Some(kernel.name),
-                layout: Some(&pipeline_layout),
-                module: &module,
-                entry_point: Some(kernel.name),
-                compilation_options: wgpu::PipelineCompilationOptions {
-                    zero_initialize_workgroup_memory: kernel.needs_cleared_memory,
-                    ..Default::default()
-                },
-                cache: None,
-            });
-            Pipeline {
-                bindings: key.bindings.clone(),
-                pipeline,
-                layout,
-            }
+            let make = || self.make_pipeline(device, kernel, key);
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(make)).map_err(|_| Error::Shader {
+                kernel: kernel.name.into(),
+                message: "naga, which translates it for the driver, gave up with a panic: write it in another way".into(),
+            })
         });
+        let made = made.and_then(|made| made);
         made.map_err(|error| match error {
             Error::Validation { what, message } => Error::Shader {
                 kernel: what,
@@ -176,6 +134,64 @@ impl Gpu {
             },
             other => other,
         })
+    }
+
+    fn make_pipeline(
+        &self,
+        device: &wgpu::Device,
+        kernel: &'static Kernel,
+        key: &PipelineKey,
+    ) -> Pipeline {
+        let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(kernel.name),
+            source: wgpu::ShaderSource::Wgsl(key.source.as_str().into()),
+        });
+        let entries: Vec<wgpu::BindGroupLayoutEntry> = key
+            .bindings
+            .iter()
+            .map(|binding| wgpu::BindGroupLayoutEntry {
+                binding: binding.number,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: match binding.access {
+                        Access::Read => wgpu::BufferBindingType::Storage { read_only: true },
+                        Access::Write => wgpu::BufferBindingType::Storage { read_only: false },
+                        Access::Params => wgpu::BufferBindingType::Uniform,
+                    },
+                    has_dynamic_offset: false,
+                    min_binding_size: match binding.access {
+                        Access::Params => NonZeroU64::new(kernel.params.size as u64),
+                        _ => None,
+                    },
+                },
+                count: None,
+            })
+            .collect();
+        let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some(kernel.name),
+            entries: &entries,
+        });
+        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(kernel.name),
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: 0,
+        });
+        let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(kernel.name),
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some(kernel.name),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: kernel.needs_cleared_memory,
+                ..Default::default()
+            },
+            cache: None,
+        });
+        Pipeline {
+            bindings: key.bindings.clone(),
+            pipeline,
+            layout,
+        }
     }
 
     /// The uniform buffer that holds `content`.

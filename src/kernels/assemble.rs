@@ -47,6 +47,7 @@ pub(super) fn assemble(
     let mut known: Consts = consts.to_vec();
     for (_, line) in &lines {
         if let Some((name, expression)) = constant(line)
+            && !is_loop_variable(name)
             && let Ok(value) = evaluate(expression, &known)
         {
             known.push((name, value));
@@ -283,6 +284,16 @@ mod tests {
         assert_eq!(
             got,
             "const N: u32 = 2u;\n\n{\n  a[0u] = b.i + iota;\n}\n{\n  a[1u] = b.i + iota;\n}\nfor (var i = 0u; i < N; i++) {\n  c[i] = N;\n}\n"
+        );
+    }
+
+    #[test]
+    fn constants_in_lower_case_stay_names() {
+        let source = "const width: u32 = 600u;\n// @unroll\nfor (var i = 0u; i < 1u; i++) {\nf(i, width);\n}\n";
+        let got = text(&[], source).unwrap();
+        assert!(
+            got.contains("const width") && got.contains("f(0u, width);"),
+            "{got}"
         );
     }
 

@@ -116,8 +116,12 @@ pub static ATTEND_ALL: Fragment = fragment!("rules/attend_all");
 pub static MASK: Fragment = fragment!("rules/mask");
 /// Rule: the score is the scaled product.
 pub static PLAIN_SCORES: Fragment = fragment!("rules/plain_scores");
-/// Rule: softcap, ALiBi and an additive bias.
+/// Rule: softcap, ALiBi and what a bias adds.
 pub static SCORE_RULES: Fragment = fragment!("rules/scores");
+/// Rule: an additive bias of pairs.
+pub static BIAS: Fragment = fragment!("rules/bias");
+/// Rule: no bias.
+pub static NO_BIAS: Fragment = fragment!("rules/no_bias");
 /// No rule of the caller's own.
 pub static NO_RULE: Fragment = fragment!("rules/no_rule");
 /// The buffer of a caller's own rule.
@@ -179,7 +183,7 @@ const fn ruled(number: u32, name: &'static str, fragment: &'static str) -> Bindi
 /// What the rules of attention bind, wherever their fragments are linked in.
 const RULE_BINDINGS: [Binding; 3] = [
     ruled(7, "mask", "rules/mask"),
-    ruled(8, "bias", "rules/scores"),
+    ruled(8, "bias", "rules/bias"),
     ruled(9, "rule_values", "rules/rule_data"),
 ];
 
@@ -310,45 +314,9 @@ impl Kernel {
     }
 }
 
-/// The name that a line of WGSL declares for the whole module, if it begins with a declaration.
-pub(crate) fn declared_name(line: &str) -> Option<&str> {
-    let line = line.strip_prefix("override ").map_or(line, |_| "");
-    let rest = ["fn ", "const ", "struct ", "alias "]
-        .iter()
-        .find_map(|word| line.strip_prefix(word))
-        .or_else(|| {
-            line.strip_prefix("var<")
-                .and_then(|rest| Some(rest.split_once('>')?.1))
-        })?;
-    assemble::tokens(rest.trim_start()).next()
-}
-
-/// Whether a kernel that takes rules, one of its fragments or configurations declares that name.
-pub(crate) fn declares(name: &str) -> bool {
-    let ruled = |kernel: &&&Kernel| kernel.fragments.contains(&&PAIR);
-    KERNELS.iter().filter(ruled).any(|kernel| {
-        let configurations = (kernel.configurations)();
-        let rules = configurations.iter().flat_map(|c| &c.rules);
-        let texts = kernel
-            .fragments
-            .iter()
-            .copied()
-            .chain(rules)
-            .map(|f| &*f.source);
-        kernel.name == name
-            || configurations
-                .iter()
-                .any(|c| c.consts.iter().any(|(key, _)| *key == name))
-            || texts
-                .chain([kernel.source])
-                .any(|text| text.lines().any(|line| declared_name(line) == Some(name)))
-    })
-}
-
-/// The words (names and numbers) and other characters of WGSL, without its line comments.
+/// The words (names and numbers) and other characters of WGSL, in order; joined again they are the text.
 pub(crate) fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.lines()
-        .flat_map(|line| assemble::tokens(line.split("//").next().unwrap_or("")))
+    assemble::tokens(text)
 }
 
 /// The smallest of the compiled sizes that holds `size`; `None` above the largest.
@@ -362,11 +330,10 @@ const TYPES: [u32; 3] = [0, 1, 2];
 /// The combinations of rule fragments that attention kernels are compiled for: what is left out costs nothing, what
 /// is linked in and not used costs a little.
 fn rule_sets() -> [Vec<Fragment>; 3] {
-    let set =
-        |mask: &Fragment, scores: &Fragment| vec![mask.clone(), scores.clone(), NO_RULE.clone()];
     [
-        set(&ATTEND_ALL, &PLAIN_SCORES),
-        set(&MASK, &PLAIN_SCORES),
-        set(&MASK, &SCORE_RULES),
+        vec![&ATTEND_ALL, &PLAIN_SCORES, &NO_RULE],
+        vec![&MASK, &PLAIN_SCORES, &NO_RULE],
+        vec![&MASK, &SCORE_RULES, &BIAS, &NO_RULE],
     ]
+    .map(|set| set.into_iter().cloned().collect())
 }

@@ -135,6 +135,7 @@ params! {
         parts_batch_stride: u32,
         parts_token_stride: u32,
         parts_head_stride: u32,
+        paired: u32,
         part_lse_offset: u32,
         part_lse_part_stride: u32,
         part_lse_batch_stride: u32,

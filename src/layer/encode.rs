@@ -53,7 +53,7 @@ impl<'a> LayerArguments<'a> {
 
 impl MultiHeadAttention {
     /// Records a call into the caller's encoder: submits nothing, waits for nothing, allocates nothing on the
-    /// GPU unless views are laid out as never before (then parameter buffers of about 100 bytes).
+    /// GPU unless views are laid out as never before (then parameter buffers of 100 to 300 bytes).
     ///
     /// Any number of calls, of this layer and others, may be recorded before one submit.
     ///
@@ -288,6 +288,7 @@ impl MultiHeadAttention {
                 view.expect_shape(name, shape)?;
                 view.expect_type(name, element_type)?;
                 view.expect_gpu(name, &self.gpu)?;
+                view.bind(name)?;
             }
         }
         let key_mask = pairs_of(plan, arguments.key_mask)?;

@@ -144,10 +144,11 @@ impl MultiHeadAttention {
             true => ("the qkv weight", [widths.qkv, 0]),
             false => ("the q weight", [widths.q, widths.kv]),
         };
+        let output_rows = if output { config.d_out } else { 0 };
         for (name, shape) in [
             (qkv, [q_rows, config.d_in]),
             ("the kv weight", [kv_rows, config.d_source]),
-            ("the output weight", [config.d_out, widths.context]),
+            ("the output weight", [output_rows, widths.context]),
         ] {
             let needed = elements(name, &shape)? * ElementType::F32.size();
             if needed > available {
