@@ -75,7 +75,11 @@ fn draw(seed: u64) -> AttentionData {
     let (mut q_len, mut kv_len) = (q_len, kv_len);
     if small_types || own_rule {
         let wide = small_types && one_in(random, 6);
-        let (least, most) = if wide { (65, 96) } else { (1, 16) };
+        let (least, most) = match (own_rule, wide) {
+            (true, _) => (1, 8),
+            (false, true) => (65, 96),
+            (false, false) => (1, 16),
+        };
         head_dim = head_dim.clamp(least, most);
         value_dim = value_dim.clamp(least, most);
         (q_len, kv_len) = (q_len.min(63), kv_len.min(90));

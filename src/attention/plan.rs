@@ -119,7 +119,13 @@ impl AttentionProblem {
     ) -> Result<u64> {
         let (keys, channels) = (self.key_range().len() as u64, self.head_dim as u64);
         let walk = |keys| (kernel.loop_iterations)(configuration, keys, channels);
-        if walk(keys) <= capabilities.max_loop_iterations {
+        // Within a window a workgroup walks over the keys of its own queries alone.
+        let (left, right) = self.window();
+        let walked = match (u64::try_from(left), u64::try_from(right)) {
+            (Ok(left), Ok(right)) => left + right + queries_per_group(kernel, configuration),
+            _ => u64::MAX,
+        };
+        if walk(keys.min(walked)) <= capabilities.max_loop_iterations {
             return Ok(1);
         }
         // The longest part that ends by itself; iterations grow with the keys.
