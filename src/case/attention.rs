@@ -2,8 +2,8 @@
 //! `sdpa_varlen`.
 
 use super::Case;
-use super::check::{Computed, Engine, Kind, Selection};
 use super::host::{Values, download, stored_type};
+use super::kind::{Computed, Engine, Kind, Selection};
 use crate::attention::{
     Alignment, Attention, AttentionArguments, AttentionProblem, AttentionRules, AttentionWeights,
     RuleArguments, WeightsArguments, WeightsStage,

@@ -3,8 +3,8 @@
 
 use super::Case;
 use super::attention::{four_axes, reference_rules};
-use super::check::{Computed, Engine, Kind, Selection, unsupported};
 use super::host::{Values, download};
+use super::kind::{Computed, Engine, Kind, Selection, unsupported};
 use crate::attention::{AttentionRules, RuleArguments};
 use crate::checkpoint::LayerCheckpoint;
 use crate::kernels::Form;

@@ -28,6 +28,8 @@ pub mod check;
 #[cfg(not(target_family = "wasm"))]
 mod host;
 #[cfg(not(target_family = "wasm"))]
+mod kind;
+#[cfg(not(target_family = "wasm"))]
 mod layer;
 #[cfg(not(target_family = "wasm"))]
 mod onnx;

@@ -2,8 +2,8 @@
 
 use super::Case;
 use super::attention::{AttentionCase, Layout, Operand, Output};
-use super::check::{Kind, unsupported};
 use super::host::{Values, stored_type};
+use super::kind::{Kind, unsupported};
 use crate::Result;
 use crate::attention::{Alignment, AttentionRules, WeightsStage};
 use crate::tensor::shape_text;
