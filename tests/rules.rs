@@ -1363,7 +1363,7 @@ fn walks_past_the_loop_limit_are_split() {
         }
         // The same with every rule, on any adapter, as if its limit were low.
         let few = wgpu_attention::Capabilities {
-            max_loop_iterations: 500,
+            max_loop_iterations: 300,
             ..gpu.capabilities().clone()
         };
         let mut random = Random::new(21);

@@ -4,7 +4,7 @@
 use naga::back;
 use naga::valid::ModuleInfo;
 use wgpu_attention::kernels::{
-    Configuration, Fragment, KERNELS, Kernel, NO_RULE, RULE_DATA, reflect,
+    BIAS, Configuration, Fragment, KERNELS, Kernel, NO_RULE, RULE_DATA, reflect,
 };
 use wgpu_attention::wgpu;
 
@@ -137,7 +137,7 @@ fn sizes_are_those_of_the_descriptor_and_within_webgpu() {
             // tinygrad/tinygrad#1461, tracel-ai/cubecl#873: wgpu may need one more for array lengths, so that only
             // mask and bias together take as many as there are.
             let buffers = kernel.storage_buffers(&configuration);
-            let both = configuration.rules.len() == 3 && buffers == 8;
+            let both = configuration.rules.contains(&BIAS);
             if buffers > limits.max_storage_buffers_per_shader_stage - u32::from(!both) {
                 failures.push(format!(
                     "{} [{configuration}]: {buffers} buffers",
