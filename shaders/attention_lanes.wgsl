@@ -60,14 +60,14 @@ fn attention_lanes(
     var from_key = array<u32, ROWS>();
     var limit = array<u32, ROWS>();
     // Rows past the end repeat the last one, and see nothing.
-    var row = array<u32, ROWS>();
+    var read_row = array<u32, ROWS>();
     // @unroll
     for (var r = 0u; r < ROWS; r++) {
         from_key[r] = key_first(item, first_query + r * LANES + lane);
         limit[r] = key_limit(item, first_query + r * LANES + lane);
-        row[r] = min(first_query + r * LANES + lane, last_query);
+        read_row[r] = min(first_query + r * LANES + lane, last_query);
         let base = params.q_offset + batch * params.q_batch_stride + head * params.q_head_stride
-            + (item.q_start + row[r]) * params.q_token_stride;
+            + (item.q_start + read_row[r]) * params.q_token_stride;
         // @unroll
         for (var d = 0u; d < HEAD_DIM; d++) {
             let at = base + min(d, last_channel);
@@ -114,7 +114,7 @@ fn attention_lanes(
         var shrink = array<f32, ROWS>();
         // @unroll
         for (var r = 0u; r < ROWS; r++) {
-            let pair = judge(item, score[r], row[r], key);
+            let pair = judge(item, score[r], read_row[r], key);
             score[r] = pair.score;
             visible[r] = pair.visible & (key >= from_key[r]) & (key < limit[r]);
             // The first key of a row is its own highest; a score of NaN or infinity still makes a NaN of it.
@@ -147,9 +147,9 @@ fn attention_lanes(
 
     // @unroll
     for (var r = 0u; r < ROWS; r++) {
-        let own = first_query + r * LANES + lane;
+        let row = first_query + r * LANES + lane;
         // Rows past the end of a packed sequence belong to others.
-        if (own < item.rows) {
+        if (row < item.rows) {
             // A highest score of +infinity makes a NaN of the row, as inf - inf would; told by the exponent's
             // bits and made by setting one more, since compilers may take floats for finite.
             let bits = bitcast<u32>(highest[r]);
@@ -157,7 +157,7 @@ fn attention_lanes(
             // A row that saw no key gives 0. (Not `total != 0.0`, which is false for NaN where comparisons are ordered.)
             let none = total[r] == 0.0;
             let base = params.out_offset + batch * params.out_batch_stride + head * params.out_head_stride
-                + (item.q_start + own) * params.out_token_stride;
+                + (item.q_start + row) * params.out_token_stride;
             // @unroll
             for (var d = 0u; d < HEAD_DIM; d += 2u) {
                 if (d < params.value_dim) {
@@ -169,7 +169,7 @@ fn attention_lanes(
                     );
                 }
             }
-            store_lse(item, own, !none, highest[r], divisor);
+            store_lse(item, row, !none, highest[r], divisor);
         }
     }
 }

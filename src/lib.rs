@@ -37,9 +37,16 @@
 //!
 //! # What a result means
 //!
-//! f32 in, f32 out: within `1e-5 + 1e-4 * |ref|` of the [`reference`](mod@reference) in f64. The same call twice gives the same
-//! bits. A key that is hidden adds nothing, whatever lies there, NaN included; a row that sees no key gives 0.
-//! Memory grows with the number of tokens, not with its square.
+//! ```text
+//! o_i = sum_j softmax_j(s_ij) v_j      s_ij = softcap(scale * q_i . k_j) - slope * |own_i - j| + bias_ij
+//! ```
+//!
+//! over the keys j that query i may see: [`AttentionRules`] says which, and what a score becomes. A key that is hidden adds nothing, whatever
+//! lies there, NaN included. A row that sees no key gives 0, and a log-sum-exp of -infinity or, where there is one, of its sink. A NaN or +infinity
+//! at a key that is seen makes a NaN of that row and of no other.
+//!
+//! f32 in, f32 out: within `1e-5 + 1e-4 * |ref|` of the [`reference`](mod@reference) in f64; 16-bit outputs add their rounding. The same
+//! call twice gives the same bits. Memory grows with the number of tokens, not with its square.
 //!
 //! # Features
 //!
@@ -91,6 +98,8 @@ pub use merge::{Merge, MergeArguments, MergeProblem};
 pub use plan::Plan;
 pub use tensor::{Tensor, TensorView};
 
+/// The host types of 16-bit elements: `half::f16`, `half::bf16`.
+pub use half;
 pub use wgpu;
 
 /// The examples of the README compile.

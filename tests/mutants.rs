@@ -636,8 +636,8 @@ static RULE_MUTANTS: &[(&str, &[Edit])] = &[
         "packed keys without an end",
         &[(
             ITEM,
-            "min(item.kv_len, max(k_end, item.k_start) - item.k_start)",
-            "item.kv_len",
+            "min(item.keys, max(k_end, item.k_start) - item.k_start)",
+            "item.keys",
         )],
     ),
     (

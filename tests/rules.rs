@@ -934,7 +934,8 @@ fn rules_may_use_any_names() {
         wgsl: "
 /* rule_data is not called here. */
 // @unroll
-const HEAD_DIM: u32 = 2u; const width: u32 = 600u; const own_width: u32 = 1u;
+const HEAD_DIM = 2; const LANES = 3.5; const ROWS = 32; const tables = 2.0; const params = vec2(1.0, 2.0);
+const width: u32 = 600u; const own_width: u32 = 1u;
 alias vec3 = u32;
 struct Item { size: u32, min: u32 }
 @must_use fn exp(x: f32) -> f32 { return 1.0; } fn min(a: u32, b: u32) -> u32 { return 0u; }
@@ -943,7 +944,8 @@ fn data(i: u32) -> vec3 { return i; }
 fn may_attend(batch: u32, head: u32, query: u32, key: u32) -> bool {
     var r = item_at(key);
     for_ever(&r);
-    return r.size / width == 0u && min(1u, 2u) == 0u && exp(3.0) == 1.0 && data(key) % HEAD_DIM < own_width;
+    return r.size / width == 0u && min(1u, 2u) == 0u && exp(3.0) == 1.0 && data(key) % HEAD_DIM < own_width
+        && LANES > tables && params.x < f32(ROWS);
 }
 fn for_ever(item: ptr<function, Item>) { (*item).size = (*item).size + 0u; }
 ",

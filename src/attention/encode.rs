@@ -10,14 +10,15 @@ use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
 use crate::plan::{Plan, check_plan};
-use crate::tensor::{Tensor, TensorView};
+use crate::tensor::{Tensor, TensorView, shape_text};
 use crate::{ElementType, Error, Result};
 use std::sync::Arc;
 
 /// The operands of an [`Attention`]. Views may have any strides for batch, token and head and begin anywhere;
 /// their last axis is contiguous. q, k and v may be parts of one buffer, or the same view.
 ///
-/// Of a packed problem q, k, v and out have no batch axis: `(tokens, H, D)`, and the log-sum-exp is `(tokens, H)`.
+/// Of a packed problem q, k, v and out have no batch axis: `(tokens, H, D)`, and the log-sum-exp is `(tokens, H)`; see
+/// [`AttentionProblem::packed`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionArguments<'a> {
     /// `(B, Tq, H, D)`, of the problem's `q_type`.
@@ -373,8 +374,14 @@ impl AttentionProblem {
             return Ok(view.clone());
         }
         // Of packed sequences there may be any number of tokens.
-        let any = view.shape().first().copied().unwrap_or(0);
-        view.expect_shape(name, &[any, heads, channels])?;
+        let any = match *view.shape() {
+            [any, own_heads, own_channels] if (own_heads, own_channels) == (heads, channels) => any,
+            _ => {
+                let expected =
+                    format!("(tokens, {heads}, {channels}), since the problem is packed");
+                return Err(Error::shape(name, expected, shape_text(view.shape())));
+            }
+        };
         crate::plan::size(name, any)?;
         Ok(view.unsqueeze(0))
     }

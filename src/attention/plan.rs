@@ -30,7 +30,21 @@ impl AttentionProblem {
             if self.form.is_some() || tiled.name == kernel.name {
                 return Err(refusal);
             }
-            reason = format!("tiles, since {refusal}");
+            reason = match refusal {
+                Error::LimitExceeded {
+                    what,
+                    needed,
+                    available,
+                    ..
+                } => format!(
+                    "tiles, since {} goes up to {available} channels and {what} is {needed}",
+                    kernel.name
+                ),
+                _ => format!(
+                    "tiles, since {} is not compiled for these types",
+                    kernel.name
+                ),
+            };
             kernel = tiled;
             fitting = self.configurations(kernel);
         }

@@ -39,6 +39,26 @@ pub struct AttentionProblem {
     pub value_dim: usize,
     /// Whether sequences of different lengths are packed one behind the other, without a batch axis; where each
     /// begins comes with the call. (What a sequence has beyond `q_len` and `kv_len` is not computed and not seen.)
+    ///
+    /// ```no_run
+    /// # use wgpu_attention::*;
+    /// # fn packed(gpu: &Gpu, q: &TensorView, k: &TensorView, v: &TensorView, out: &TensorView) -> Result<()> {
+    /// // Three sequences of 5, 0 and 2 tokens: q, k, v and out are (7, 8, 64).
+    /// let problem = AttentionProblem {
+    ///     packed: true,
+    ///     rules: AttentionRules::causal(Alignment::TopLeft),
+    ///     ..AttentionProblem::new(3, 8, 5, 64) // 3 sequences, 8 heads, 5 tokens at most
+    /// };
+    /// let attention = Attention::new(gpu, problem)?;
+    /// let starts = Tensor::from_slice(gpu, &[4], &[0u32, 5, 5, 7])?.view();
+    /// let mut arguments = AttentionArguments::new(q, k, v, out);
+    /// arguments.rules.cu_seqlens_q = Some(&starts);
+    /// arguments.rules.cu_seqlens_k = Some(&starts);
+    /// let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    /// attention.encode(&mut encoder, arguments)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub packed: bool,
     /// Who may attend, and what a score becomes.
     pub rules: AttentionRules,

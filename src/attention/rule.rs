@@ -234,7 +234,7 @@ fn renamed(source: &str, module: &naga::Module) -> Result<String, String> {
         .chain(types)
         .flatten()
         .collect();
-    // An alias leaves no trace in the module.
+    // An alias, and a constant without a type, leave no trace in the module.
     let words: Vec<&str> = kernels::words(source).collect();
     let solid: Vec<&str> = words
         .iter()
@@ -244,7 +244,7 @@ fn renamed(source: &str, module: &naga::Module) -> Result<String, String> {
     own.extend(
         solid
             .windows(2)
-            .filter(|pair| pair[0] == "alias")
+            .filter(|pair| ["alias", "const"].contains(&pair[0]))
             .map(|pair| pair[1]),
     );
     for given in ["may_attend", "score", "rule_data"] {

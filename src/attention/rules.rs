@@ -46,8 +46,8 @@ pub struct AttentionRules {
     pub softcap: Option<f32>,
     /// Hides the keys after a query's own.
     pub causal: bool,
-    /// Where a query's own key lies. It must be said wherever causal, a window or ALiBi is asked for and an item
-    /// may have as many queries as keys or not.
+    /// Where a query's own key lies. It must be said wherever causal, a window or ALiBi is asked for and the numbers of
+    /// queries and keys may differ: `q_len` is not `kv_len`, or the problem is packed, or has `q_lens` or `kv_lens`.
     pub alignment: Option<Alignment>,
     /// Keys before the own one that may be seen, besides it. `Some(0)`: none.
     pub window_left: Option<usize>,
@@ -111,6 +111,10 @@ impl AttentionRules {
 }
 
 /// The tensors that the rules take: each given exactly if the rules say so. Start from `Default::default()`.
+///
+/// Of a packed problem B is the number of sequences, and Tq and Tk are its `q_len` and `kv_len`: masks and biases count
+/// from each sequence's first token. Small operands (lengths, starts, slopes, sinks) that lie in several buffers are
+/// gathered by copies, as the plan says: their buffers need the usage `COPY_SRC`, which tensors made by this crate have.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RuleArguments<'a> {
     /// Bool, true = may attend: any shape that broadcasts to `(B, H, Tq, Tk)`, aligned at the last axis as numpy
@@ -210,7 +214,15 @@ impl<'a> RuleArguments<'a> {
                 let word = |there| if there { "a tensor" } else { "none" };
                 return Err(Error::shape(
                     name,
-                    format!("{} as the problem's rules say", word(wanted)),
+                    match name {
+                        "cu_seqlens_q" | "cu_seqlens_k" if wanted => {
+                            "a tensor, since the problem is packed".into()
+                        }
+                        "cu_seqlens_q" | "cu_seqlens_k" => {
+                            "none, since the problem is not packed".to_string()
+                        }
+                        _ => format!("{} as the problem's rules say", word(wanted)),
+                    },
                     word(!wanted),
                 ));
             }

@@ -23,8 +23,8 @@ pub struct LayerShape {
     pub source_tokens: Option<usize>,
     /// Whether values are made of a third tensor, as long as the source. Needs `source_tokens`.
     pub value_source: bool,
-    /// Whether calls come with a mask, of keys or of pairs. (This, and the three below, is added to what the
-    /// layer's rules say.)
+    /// Whether calls come with a mask, of keys or of pairs. (This, `bias`, `kv_lens` and `q_lens` are added to what
+    /// the layer's rules say.)
     pub mask: bool,
     /// Whether calls come with a bias of pairs.
     pub bias: bool,
