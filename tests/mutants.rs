@@ -796,7 +796,11 @@ static RULE_MUTANTS: &[(&str, &[Edit])] = &[
     ),
     (
         "log-sum-exp in base 2",
-        &[(STORE_LSE, "highest + log(total)", "highest + log2(total)")],
+        &[(
+            STORE_LSE,
+            "select(highest + log(total)",
+            "select(highest + log2(total)",
+        )],
     ),
     (
         "log-sum-exp of an empty row",
