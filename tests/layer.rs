@@ -1674,7 +1674,7 @@ fn wrong_arguments_are_named() {
             ..Default::default()
         })),
         "parameter",
-        "softcap = 0: must be finite and above 0; leave it unset for none",
+        "softcap = 0: must be from 1e-30 to 1e30; leave it unset for none",
     );
 
     let values = vec![0.1; 1024];
