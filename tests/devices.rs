@@ -770,7 +770,8 @@ fn too_much_memory_is_an_error_and_the_next_call_works() {
     assert_eq!(gpu.allocated_bytes(), before);
 }
 
-/// whisper-burn#2: a binding over 128 MiB, on a device with WebGPU's default limits.
+/// whisper-burn#2: a binding over 128 MiB, on a device with WebGPU's default limits. huggingface/ratchet#266: an empty result in
+/// place of an error. samoylenkodmitry/Cranpose#419: a panic where the encoder should go on to work.
 #[test]
 fn a_binding_over_the_limit_is_named_before_anything_is_allocated() {
     let _turn = turn();

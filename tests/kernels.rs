@@ -4,6 +4,9 @@
 //! Outputs are poisoned with NaN and guarded; buffers are recycled dirty; hidden keys and values hold NaN and infinity.
 //! The tolerance is `Tolerance::F32` throughout. Comments name public fault reports of other libraries that a test
 //! rules out here.
+//!
+//! All of it runs on adapters with subgroups of 8, of 4 and without (ggml-org/llama.cpp#10809), on OpenGL
+//! (gfx-rs/naga#1434), and with workgroup memory that no driver cleared (gfx-rs/wgpu#4591, #4592).
 // A test that cannot go on says so by panicking.
 #![allow(clippy::unwrap_used, clippy::panic)]
 

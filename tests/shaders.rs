@@ -228,6 +228,7 @@ fn translate(module: &naga::Module, info: &ModuleInfo, entry: &str) -> Result<()
     Ok(())
 }
 
+/// gfx-rs/wgpu#4436: what one compiler refuses, such as loops that cannot be written out.
 #[test]
 fn every_vendors_language_takes_every_kernel() {
     for_each_configuration(|kernel, _, source| {
