@@ -8,6 +8,7 @@
 
 mod support;
 
+use std::cell::Cell;
 use support::check::*;
 use support::{Guarded, Random, run};
 use wgpu_attention::Alignment::{BottomRight, TopLeft};
@@ -1509,6 +1510,23 @@ fn rejected_by_attention(
     Ok(false)
 }
 
+/// [`rejected_by_attention`], first by the case that rejected the mutant before: the next one is broken in a similar way,
+/// and each case takes pipelines of its own.
+fn rejected_soon(
+    gpu: &Gpu,
+    cases: &[PreparedAttention],
+    subject: &Subject,
+    likely: &Cell<usize>,
+) -> Result<bool, String> {
+    for number in [likely.get()].into_iter().chain(0..cases.len()) {
+        if rejected_by_attention(gpu, &cases[number..number + 1], subject)? {
+            likely.set(number);
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The same for projections.
 fn rejected_by_linear(
     gpu: &Gpu,
@@ -1574,8 +1592,9 @@ fn all_rejected(mutants: &[Mutant], rejected: impl Fn(&Subject) -> Result<bool, 
 fn broken_attention_is_rejected() {
     let Some(gpu) = gpu() else { return };
     let cases = attention_cases();
+    let likely = Cell::new(0);
     all_rejected(ATTENTION_MUTANTS, |subject| {
-        rejected_by_attention(&gpu, &cases, subject)
+        rejected_soon(&gpu, &cases, subject, &likely)
     });
 }
 
@@ -1584,16 +1603,22 @@ fn broken_rules_are_rejected() {
     let Some(gpu) = gpu() else { return };
     let cases = rule_cases();
     let mut failures = Failures::default();
+    // Every mutant is compiled several times. On lavapipe, the fastest here, a broken fragment is put into both kernels;
+    // on the others into one of them, in turn.
+    let info = gpu.adapter_info();
+    let both = info.backend == wgpu::Backend::Vulkan && info.name.contains("llvmpipe");
+    let likely = Cell::new(0);
     for kernel in [TILED, LANES] {
         let own = KERNEL_RULE_MUTANTS
             .iter()
             .map(|(name, from, to)| (*name, vec![(kernel, *from, *to)]));
-        let shared = RULE_MUTANTS
-            .iter()
-            .map(|(name, edits)| (*name, edits.to_vec()));
+        let shared = RULE_MUTANTS.iter().enumerate();
+        let shared = shared
+            .filter(|(number, _)| both || (number % 2 == 0) == (kernel == TILED))
+            .map(|(_, (name, edits))| (*name, edits.to_vec()));
         for (name, edits) in own.chain(shared) {
             let subject = broken(kernel, &edits);
-            let result = match rejected_by_attention(&gpu, &cases, &subject) {
+            let result = match rejected_soon(&gpu, &cases, &subject, &likely) {
                 Ok(true) => Ok(()),
                 Ok(false) => Err("not rejected".to_string()),
                 Err(error) => Err(error),
@@ -1601,9 +1626,10 @@ fn broken_rules_are_rejected() {
             failures.note(format!("{kernel}: {name}"), result);
         }
     }
-    failures.report(2 * (RULE_MUTANTS.len() + KERNEL_RULE_MUTANTS.len()));
+    let kernels = if both { 2 } else { 1 };
+    failures.report(kernels * RULE_MUTANTS.len() + 2 * KERNEL_RULE_MUTANTS.len());
     all_rejected(RULED_ATTENTION_MUTANTS, |subject| {
-        rejected_by_attention(&gpu, &cases, subject)
+        rejected_soon(&gpu, &cases, subject, &likely)
     });
 }
 
