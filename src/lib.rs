@@ -55,6 +55,7 @@
 //!   weights of layers in them (`checkpoint`).
 
 mod attention;
+mod cache;
 #[cfg(feature = "safetensors")]
 pub mod case;
 #[cfg(feature = "safetensors")]
@@ -71,6 +72,7 @@ mod merge;
 mod operands;
 mod plan;
 pub mod reference;
+mod rotary;
 mod tensor;
 #[cfg(feature = "safetensors")]
 pub mod tensor_file;
@@ -79,13 +81,14 @@ pub use attention::{
     Alignment, Attention, AttentionArguments, AttentionProblem, AttentionRules, AttentionWeights,
     Rule, RuleArguments, WeightsArguments, WeightsStage,
 };
+pub use cache::{AppendArguments, KvCache, KvCacheConfig, PageConfig, Prefix};
 pub use copy::TensorCopy;
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 #[cfg(not(target_family = "wasm"))]
 pub use gpu::adapters_blocking;
 pub use gpu::{
-    AdapterReport, Capabilities, Gpu, GpuOptions, LimitProfile, Span, Timestamps, adapters,
+    AdapterReport, Capabilities, Gpu, GpuOptions, LimitProfile, ObjectsMade, Span, Timestamps, adapters,
     install_hint,
 };
 pub use kernels::Form;
@@ -96,6 +99,7 @@ pub use layer::{
 pub use linear::{Linear, LinearArguments, LinearProblem};
 pub use merge::{Merge, MergeArguments, MergeProblem};
 pub use plan::Plan;
+pub use rotary::{Rotary, RotaryArguments, RotaryConfig, RotaryPairing};
 pub use tensor::{Tensor, TensorView};
 
 /// The host types of 16-bit elements: `half::f16`, `half::bf16`.

@@ -21,6 +21,7 @@ struct Storage {
 
 impl Drop for Storage {
     fn drop(&mut self) {
+        self.gpu.forget(&self.buffer);
         self.gpu.note_freed(self.allocated);
     }
 }

@@ -1,7 +1,7 @@
 //! The device layer: opening or wrapping a GPU, and what is made once for all work on it.
 //!
 //! Objects by lifetime. *Made once*: [`Gpu`], with its pipelines and its parameter buffers. *Per tensor*:
-//! buffers ([`Tensor`](crate::Tensor)). *Per call*: bind groups, nothing else.
+//! buffers ([`Tensor`](crate::Tensor)). *Per call* with operands that were not seen before: bind groups, nothing else.
 
 mod adapter;
 mod pipeline;
@@ -31,6 +31,8 @@ struct Inner {
     capabilities: Capabilities,
     pipelines: pipeline::PipelineCache,
     params: pipeline::ParamsCache,
+    bind_groups: pipeline::BindGroupCache,
+    made: MadeCounters,
     /// Bound where a kernel has a binding that a call does not use, for reading and for writing: no binding may be
     /// empty, and no buffer read and written by one dispatch.
     unused: [wgpu::Buffer; 2],
@@ -45,6 +47,34 @@ struct Inner {
     owned: bool,
     allocated: AtomicU64,
     peak_allocated: AtomicU64,
+}
+
+/// Objects that a [`Gpu`] has made since it was opened, those that are gone by now included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ObjectsMade {
+    /// Buffers: of tensors, of parameters, and for reading back.
+    pub buffers: u64,
+    /// Bind groups.
+    pub bind_groups: u64,
+    /// Pipelines.
+    pub pipelines: u64,
+}
+
+#[derive(Default)]
+struct MadeCounters {
+    buffers: AtomicU64,
+    bind_groups: AtomicU64,
+}
+
+impl MadeCounters {
+    fn count_buffer(&self) {
+        self.buffers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_bind_group(&self) {
+        self.bind_groups.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl std::fmt::Debug for Gpu {
@@ -172,6 +202,8 @@ impl Gpu {
             capabilities,
             pipelines: Default::default(),
             params: Default::default(),
+            bind_groups: Default::default(),
+            made: Default::default(),
             unused,
             in_flight: Default::default(),
             lost,
@@ -213,6 +245,16 @@ impl Gpu {
     /// The most bytes that tensors made through this `Gpu` ever held at once.
     pub fn peak_allocated_bytes(&self) -> u64 {
         self.0.peak_allocated.load(Ordering::Relaxed)
+    }
+
+    /// What was made on the device so far, for the sake of a caller who wants to see that a call makes nothing.
+    pub fn objects_made(&self) -> ObjectsMade {
+        let made = &self.0.made;
+        ObjectsMade {
+            buffers: made.buffers.load(Ordering::Relaxed),
+            bind_groups: made.bind_groups.load(Ordering::Relaxed),
+            pipelines: self.pipeline_count() as u64,
+        }
     }
 
     /// Pipelines made so far.

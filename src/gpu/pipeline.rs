@@ -51,6 +51,65 @@ struct ParamsBuffers {
 /// bind groups that use them.
 const MOST_PARAMS: usize = 1024;
 
+/// Bind groups by what they bind, so that a call with the same operands makes none. Each is forgotten with the first of
+/// its tensors that goes, so that the cache keeps no memory alive.
+#[derive(Default)]
+pub(super) struct BindGroupCache(Mutex<BindGroups>);
+
+#[derive(Default)]
+struct BindGroups {
+    by_operands: HashMap<Arc<Operands>, wgpu::BindGroup>,
+    /// Those that bind a tensor's buffer.
+    by_buffer: HashMap<wgpu::Buffer, Vec<Arc<Operands>>>,
+    oldest_first: VecDeque<Arc<Operands>>,
+}
+
+/// Everything that makes a bind group what it is.
+#[derive(PartialEq, Eq, Hash)]
+struct Operands {
+    /// Its address: pipelines are kept as long as the cache.
+    pipeline: usize,
+    /// Buffer, offset and size of each binding, in the pipeline's order.
+    bound: Vec<(wgpu::Buffer, u64, Option<NonZeroU64>)>,
+}
+
+/// Bind groups that are kept at most.
+const MOST_BIND_GROUPS: usize = 4096;
+
+impl BindGroups {
+    fn insert(&mut self, operands: Operands, bind_group: wgpu::BindGroup) {
+        let operands = Arc::new(operands);
+        if self.by_operands.insert(operands.clone(), bind_group).is_some() {
+            return; // two threads made the same one
+        }
+        for (buffer, ..) in &operands.bound {
+            let of_buffer = self.by_buffer.entry(buffer.clone()).or_default();
+            if of_buffer.last() != Some(&operands) {
+                of_buffer.push(operands.clone());
+            }
+        }
+        self.oldest_first.push_back(operands);
+        while self.oldest_first.len() > MOST_BIND_GROUPS {
+            if let Some(oldest) = self.oldest_first.front().cloned() {
+                self.remove(&oldest);
+            }
+        }
+    }
+
+    fn remove(&mut self, operands: &Arc<Operands>) -> Option<wgpu::BindGroup> {
+        for (buffer, ..) in &operands.bound {
+            if let Some(of_buffer) = self.by_buffer.get_mut(buffer) {
+                of_buffer.retain(|other| other != operands);
+                if of_buffer.is_empty() {
+                    self.by_buffer.remove(buffer);
+                }
+            }
+        }
+        self.oldest_first.retain(|other| other != operands);
+        self.by_operands.remove(operands)
+    }
+}
+
 /// Part of a buffer, as a kernel binds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bound {
@@ -201,6 +260,7 @@ impl Gpu {
             return Ok(buffer.clone());
         }
         let size = content.len().next_multiple_of(16) as u64;
+        self.0.made.count_buffer();
         let buffer = self.checked("parameters", size, |device| {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("wgpu-attention: parameters"),
@@ -241,6 +301,54 @@ impl Gpu {
         })
     }
 
+    /// The bind group of these operands: from the cache, or made now.
+    fn bind_group(
+        &self,
+        pipeline: &Pipeline,
+        operands: Operands,
+        label: &str,
+    ) -> Result<wgpu::BindGroup> {
+        if let Some(bind_group) = lock(&self.0.bind_groups.0).by_operands.get(&operands) {
+            return Ok(bind_group.clone());
+        }
+        let entries: Vec<wgpu::BindGroupEntry> = pipeline
+            .bindings
+            .iter()
+            .zip(&operands.bound)
+            .map(|(binding, (buffer, offset, size))| wgpu::BindGroupEntry {
+                binding: binding.number,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer,
+                    offset: *offset,
+                    size: *size,
+                }),
+            })
+            .collect();
+        self.0.made.count_bind_group();
+        // Before the pass begins: a pass with an unsound bind group would spoil the caller's encoder.
+        let bind_group = self.checked(label, 0, |device| {
+            device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: Some(label),
+                layout: &pipeline.layout,
+                entries: &entries,
+            })
+        })?;
+        lock(&self.0.bind_groups.0).insert(operands, bind_group.clone());
+        Ok(bind_group)
+    }
+
+    /// Lets go of the bind groups that bind this buffer: a tensor in it is gone.
+    pub(crate) fn forget(&self, buffer: &wgpu::Buffer) {
+        let mut cache = lock(&self.0.bind_groups.0);
+        let Some(of_buffer) = cache.by_buffer.remove(buffer) else {
+            return;
+        };
+        let gone: Vec<_> = of_buffer.iter().map(|operands| cache.remove(operands)).collect();
+        // What they held is freed outside the lock.
+        drop(cache);
+        drop(gone);
+    }
+
     /// Records one dispatch, in a compute pass of its own, into the caller's encoder. wgpu orders passes
     /// that touch the same buffer: what this one writes the next one sees.
     pub(crate) fn record(
@@ -256,42 +364,25 @@ impl Gpu {
                 .next()
                 .map_or(Argument::Unused, |(_, argument)| *argument)
         };
-        let entries: Vec<wgpu::BindGroupEntry> = pipeline
-            .bindings
-            .iter()
-            .map(|binding| {
-                let whole = |buffer| wgpu::BufferBinding {
-                    buffer,
-                    offset: 0,
-                    size: None,
-                };
-                let bound = match binding.access {
-                    Access::Params => whole(&params),
-                    _ => match of(binding.name) {
-                        Argument::Tensor(buffer, bound) => wgpu::BufferBinding {
-                            buffer,
-                            offset: bound.offset,
-                            size: NonZeroU64::new(bound.size),
-                        },
-                        Argument::Unused => {
-                            whole(&self.0.unused[usize::from(binding.access == Access::Write)])
-                        }
-                    },
-                };
-                wgpu::BindGroupEntry {
-                    binding: binding.number,
-                    resource: wgpu::BindingResource::Buffer(bound),
-                }
-            })
-            .collect();
-        // Before the pass begins: a pass with an unsound bind group would spoil the caller's encoder.
-        let bind_group = self.checked(call.label, 0, |device| {
-            device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: Some(call.label),
-                layout: &pipeline.layout,
-                entries: &entries,
-            })
-        })?;
+        let bound = pipeline.bindings.iter().map(|binding| {
+            let whole = |buffer: &wgpu::Buffer| (buffer.clone(), 0, None);
+            match binding.access {
+                Access::Params => whole(&params),
+                _ => match of(binding.name) {
+                    Argument::Tensor(buffer, bound) => {
+                        (buffer.clone(), bound.offset, NonZeroU64::new(bound.size))
+                    }
+                    Argument::Unused => {
+                        whole(&self.0.unused[usize::from(binding.access == Access::Write)])
+                    }
+                },
+            }
+        });
+        let operands = Operands {
+            pipeline: std::ptr::from_ref(pipeline) as usize,
+            bound: bound.collect(),
+        };
+        let bind_group = self.bind_group(pipeline, operands, call.label)?;
         let timestamps = call
             .timestamps
             .map(|timestamps| timestamps.writes(call.label));

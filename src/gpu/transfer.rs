@@ -85,6 +85,7 @@ impl Gpu {
             let _turn = self.0.gl_turn.take();
             let _ = self.device().poll(wgpu::PollType::Poll);
         }
+        self.0.made.count_buffer();
         self.checked(what, size, |device| {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some(what),
@@ -199,6 +200,7 @@ impl Gpu {
         let size = bytes.next_multiple_of(COPY_ALIGNMENT);
         let (sender, receiver) = futures_channel::oneshot::channel();
         let (staging, index) = self.checked("read-back", size, |device| {
+            self.0.made.count_buffer();
             let staging = device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("wgpu-attention: read-back"),
                 size,

@@ -13,6 +13,7 @@
 //! fragments. [`Kernel::assemble`] joins them as text; the whole text is the key of the pipeline cache,
 //! so nothing that is baked into a shader can be left out of it.
 
+mod append;
 mod assemble;
 mod attention_lanes;
 mod attention_tiled;
@@ -25,7 +26,7 @@ pub(crate) mod params;
 pub mod reflect;
 
 pub use assemble::AssembleError;
-pub(crate) use params::{AttentionParams, CopyParams, LinearParams, MergeParams};
+pub(crate) use params::{AppendParams, AttentionParams, CopyParams, LinearParams, MergeParams};
 
 use std::borrow::Cow;
 use std::fmt;
@@ -39,6 +40,7 @@ pub static KERNELS: &[&Kernel] = &[
     &linear_tiled::KERNEL,
     &linear_lanes::KERNEL,
     &copy::KERNEL,
+    &append::KERNEL,
 ];
 
 /// The kernel of that name.
@@ -59,6 +61,8 @@ pub enum Operation {
     Merge,
     /// A strided copy that may change the element type.
     Copy,
+    /// New keys and values into a cache, and rotary embedding.
+    Append,
 }
 
 /// The kind of adapter that a kernel is written for. Both kinds run on every adapter; this is about speed.
@@ -108,6 +112,10 @@ pub static SCORES: Fragment = fragment!("shared/scores");
 pub static LINEAR_PARAMS: Fragment = fragment!("shared/linear_params");
 /// `MergeParams`.
 pub static MERGE_PARAMS: Fragment = fragment!("shared/merge_params");
+/// `AppendParams`.
+pub static APPEND_PARAMS: Fragment = fragment!("shared/append_params");
+/// Where a KV cache keeps a new token.
+pub static CACHE_ROW: Fragment = fragment!("shared/cache_row");
 /// `CopyParams`.
 pub static COPY_PARAMS: Fragment = fragment!("shared/copy_params");
 /// Rule: no mask.
