@@ -199,7 +199,7 @@ impl Rotary {
             dims,
             pairing,
             positions,
-            append: Append::new(gpu)?,
+            append: Append::new(gpu, 0)?,
             table: Tensor::from_slice(gpu, &[positions, dims], table)?.view(),
         })
     }

@@ -6,7 +6,7 @@ use crate::kernels::{AppendParams, Configuration, Form, Operation};
 use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
-use crate::plan::{choose_kernel, fold};
+use crate::plan::{Plan, choose_kernel, fold};
 use crate::rotary::{Rotary, RotaryPairing};
 use crate::tensor::TensorView;
 use crate::{Error, Result};
@@ -16,6 +16,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct Append {
     gpu: Gpu,
+    plan: Plan,
     pipeline: Arc<Pipeline>,
 }
 
@@ -55,17 +56,33 @@ const INVOCATIONS: u64 = 64;
 const NONE: u32 = u32::MAX;
 
 impl Append {
-    pub(crate) fn new(gpu: &Gpu) -> Result<Self> {
+    /// For calls that move that many pairs of elements; other calls may be made with it as well.
+    pub(crate) fn new(gpu: &Gpu, pairs: u64) -> Result<Self> {
         let (kernel, _) = choose_kernel(Operation::Append, gpu.capabilities(), Some(Form::Tiled))?;
         let configuration = Configuration {
             consts: Vec::new(),
             rules: Vec::new(),
         };
         gpu.capabilities().can_bind(kernel, &configuration)?;
+        let groups = pairs.div_ceil(INVOCATIONS);
         Ok(Append {
             gpu: gpu.clone(),
             pipeline: gpu.pipeline(kernel, &configuration)?,
+            plan: Plan {
+                kernel,
+                configuration,
+                grid: fold(groups, gpu.capabilities(), "append")?,
+                groups: groups as u32,
+                parts: 1,
+                flops: 0,
+                workspace_bytes: 0,
+                reason: "two neighbouring channels an invocation".into(),
+            },
         })
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     /// Holds all operands of a call against each other. Records nothing.

@@ -318,6 +318,12 @@ impl CacheDevice {
         [&self.rows[0], &self.rows[1]]
     }
 
+    /// Whether a buffer is one that calls read or write.
+    pub(crate) fn owns(&self, buffer: &wgpu::Buffer) -> bool {
+        let own = [self.k.buffer(), self.v.buffer(), self.state.buffer()];
+        own.contains(&buffer)
+    }
+
     /// All small operands together.
     pub(crate) fn tables(&self) -> &TensorView {
         &self.state
@@ -406,7 +412,7 @@ impl KvCache {
     /// [`Error::Shader`].
     pub fn new(gpu: &Gpu, config: KvCacheConfig) -> Result<Self> {
         config.check(gpu.capabilities())?;
-        let append = Append::new(gpu)?;
+        let append = Append::new(gpu, 0)?;
         let [first, second] = config.token_axes();
         let tensor = |channels| {
             let stored = config.stored_channels(channels);
@@ -641,7 +647,9 @@ impl KvCache {
                 for row in own.length..own.length + new {
                     // The first row of each page that is written.
                     if row == own.length || row.is_multiple_of(pages.size) {
-                        pool.write(own.pages[row / pages.size], row % pages.size);
+                        if let Some(page) = own.pages.get(row / pages.size) {
+                            pool.write(*page, row % pages.size);
+                        }
                     }
                 }
             }

@@ -1,12 +1,15 @@
 //! A call of a layer, recorded into the caller's encoder.
 
+use super::plan::Placing;
 use super::{LayerPlan, LayerShape, MultiHeadAttention, Step};
 use crate::attention::{AttentionArguments, RuleArguments, WeightsArguments};
+use crate::cache::{CacheDevice, KvCache, Moves, Place};
 use crate::element::ElementType;
 use crate::gpu::Timestamps;
 use crate::linear::LinearArguments;
 use crate::operands::{check_operands, expect_contiguous_last};
-use crate::tensor::{Tensor, TensorView};
+use crate::rotary::RotaryPairing;
+use crate::tensor::TensorView;
 use crate::{Error, Result};
 
 /// The operands of a layer's call. Sources and what rules take are given exactly if the plan says so. Start from [`LayerArguments::new`].
@@ -70,6 +73,108 @@ impl MultiHeadAttention {
         self.encode_timed(encoder, plan, arguments, None)
     }
 
+    /// Records a call on a cache into the caller's encoder: x `(B, T, d_in)` are the next T tokens of every sequence. Their
+    /// keys and values go into the cache, y `(B, T, d_out)` is what they attend to. The plan is one of
+    /// [`LayerShape::cached`]; prompts, single tokens and a few at once differ in T only.
+    ///
+    /// Submits nothing and waits for nothing. From the second call with the same plan and tensors on it makes no buffer, no
+    /// bind group and no pipeline, however long the sequences are. Any number of calls may be recorded before one submit;
+    /// the lengths of the cache grow as they are recorded (see [`KvCache`]).
+    ///
+    /// `tokens`, given exactly if the plan's shape has `q_lens`: how many of the T tokens each sequence gets.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode), and [`Error::LimitExceeded`] for a cache without room. Nothing was recorded then, and
+    /// the cache is as it was.
+    pub fn encode_cached(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        plan: &LayerPlan,
+        cache: &mut KvCache,
+        tokens: Option<&[usize]>,
+        arguments: LayerArguments<'_>,
+    ) -> Result<()> {
+        self.encode_cached_timed(encoder, plan, cache, tokens, arguments, None)
+    }
+
+    /// [`encode_cached`](Self::encode_cached), with timestamps around each dispatch, under the name of its [`Step`].
+    ///
+    /// # Errors
+    ///
+    /// As [`encode_cached`](Self::encode_cached), and [`Error::LimitExceeded`] where the timestamps have no room left.
+    pub fn encode_cached_timed(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        plan: &LayerPlan,
+        cache: &mut KvCache,
+        tokens: Option<&[usize]>,
+        arguments: LayerArguments<'_>,
+        mut timestamps: Option<&mut Timestamps>,
+    ) -> Result<()> {
+        let shape = &plan.shape;
+        if shape.cache != Some(*cache.config()) {
+            return Err(Error::parameter(
+                "plan",
+                format!("{:?}", shape.cache),
+                format!("must be made for this cache, {:?}", cache.config()),
+            ));
+        }
+        let word = |there| if there { "given" } else { "none" };
+        if shape.q_lens != tokens.is_some() {
+            let expected = format!("{} as planned (q_lens)", word(shape.q_lens));
+            return Err(Error::shape("tokens", expected, word(tokens.is_some())));
+        }
+        let rules = arguments.rules;
+        for (name, view) in [
+            ("kv_lens", rules.kv_lens),
+            ("q_lens", rules.q_lens),
+//STUB            ("block_table", rules.block_table),
+        ] {
+            if view.is_some() {
+                let expected = "none: the cache has its own";
+                return Err(Error::shape(name, expected, "a tensor"));
+            }
+        }
+        let device = cache.device().clone();
+        device.tables().expect_gpu("cache", &self.gpu)?;
+        for (name, view) in [("x", Some(arguments.x)), ("y", Some(arguments.y)), ("weights", arguments.weights), ("lse", arguments.lse)] {
+            let of_cache = |view: &&TensorView| device.owns(view.buffer());
+            if view.filter(of_cache).is_some() {
+                return Err(Error::Layout {
+                    argument: name.into(),
+                    problem: "it lies in a buffer of the cache".into(),
+                    remedy: "a call reads and writes the cache: keep other tensors in other buffers".into(),
+                });
+            }
+        }
+        let appending = cache.prepare(shape.tokens, tokens, self.rotary.as_ref())?;
+        let (lengths, counts) = (device.lengths_view(), device.counts_view());
+        let block_table = device.block_table();
+        let arguments = LayerArguments {
+            rules: RuleArguments {
+                kv_lens: Some(&lengths),
+                q_lens: tokens.map(|_| &counts),
+//STUB                block_table: block_table.as_ref(),
+                ..rules
+            },
+            ..arguments
+        };
+        let steps = self.steps_of(plan, &arguments, timestamps.as_deref())?;
+        let on_cache = OnCache {
+            device: &device,
+            counts: appending.told,
+        };
+        if shape.batch > 0 && shape.tokens > 0 {
+            cache.commit(encoder, &appending)?;
+        }
+        for step in steps {
+            let timestamps = timestamps.as_deref_mut();
+            self.record(encoder, plan, step, arguments, Some(&on_cache), timestamps)?;
+        }
+        Ok(())
+    }
+
     /// [`encode`](Self::encode), with timestamps around each dispatch, under the name of its [`Step`]. Where there
     /// is nothing to compute there is no dispatch and no span.
     ///
@@ -83,16 +188,28 @@ impl MultiHeadAttention {
         arguments: LayerArguments<'_>,
         mut timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
-        self.check_arguments(plan, &arguments)?;
-        let mut steps = plan.steps();
-        steps.retain(|(step, _)| *step != Step::Weights || arguments.weights.is_some());
-        if let Some(timestamps) = &timestamps {
-            timestamps.expect_room(steps.iter().map(|(_, step)| step.dispatches()).sum())?;
-        }
-        for (step, _) in steps {
-            self.record(encoder, plan, step, arguments, timestamps.as_deref_mut())?;
+        plan.expect_no_cache()?;
+        for step in self.steps_of(plan, &arguments, timestamps.as_deref())? {
+            let timestamps = timestamps.as_deref_mut();
+            self.record(encoder, plan, step, arguments, None, timestamps)?;
         }
         Ok(())
+    }
+
+    /// The steps of a call whose arguments are found right, with room for their timestamps.
+    fn steps_of(
+        &self,
+        plan: &LayerPlan,
+        arguments: &LayerArguments<'_>,
+        timestamps: Option<&Timestamps>,
+    ) -> Result<Vec<Step>> {
+        self.check_arguments(plan, arguments)?;
+        let mut steps = plan.steps();
+        steps.retain(|(step, _)| *step != Step::Weights || arguments.weights.is_some());
+        if let Some(timestamps) = timestamps {
+            timestamps.expect_room(steps.iter().map(|(_, step)| step.dispatches()).sum())?;
+        }
+        Ok(steps.into_iter().map(|(step, _)| step).collect())
     }
 
     /// Records one dispatch of a call. All steps of [`LayerPlan::steps`] in order are the call.
@@ -100,7 +217,7 @@ impl MultiHeadAttention {
     /// # Errors
     ///
     /// As [`encode`](Self::encode); [`Error::Parameter`] for a step that the plan does not have, or the weights in a call
-    /// that does not ask for them.
+    /// that does not ask for them. A call on a cache is not recorded in pieces: its lengths are one thing with it.
     pub fn encode_step(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -109,8 +226,9 @@ impl MultiHeadAttention {
         arguments: LayerArguments<'_>,
         timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
+        plan.expect_no_cache()?;
         self.check_arguments(plan, &arguments)?;
-        self.record(encoder, plan, step, arguments, timestamps)
+        self.record(encoder, plan, step, arguments, None, timestamps)
     }
 
     fn record(
@@ -119,9 +237,18 @@ impl MultiHeadAttention {
         plan: &LayerPlan,
         step: Step,
         arguments: LayerArguments<'_>,
+        on_cache: Option<&OnCache<'_>>,
         timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
         let LayerArguments { x, y, .. } = arguments;
+        let LayerShape { batch, tokens, .. } = plan.shape;
+        let q = &plan.q;
+        let [k, v] = match (&plan.kv, on_cache) {
+            (Some([k, v]), _) => [k, v],
+            (None, Some(on_cache)) => on_cache.device.keys_and_values(),
+            // Plans without a cache have keys and values of their own.
+            (None, None) => [q, q],
+        };
         let source = arguments.source.unwrap_or(x);
         let value_source = arguments.value_source.unwrap_or(source);
         let label = &step.to_string();
@@ -133,12 +260,41 @@ impl MultiHeadAttention {
             Step::KvProjection => (source, Some(&views.kv)),
             Step::KProjection => (source, Some(&views.k)),
             Step::VProjection => (value_source, Some(&views.v)),
+            Step::Rotary | Step::Append => {
+                let (append, moves) = match (&plan.placing, on_cache) {
+                    (Placing::Turned { append, from, to }, None) => (
+                        append,
+                        Moves {
+                            q: Some(("q and k", from, "turned q and k", to)),
+                            kv: None,
+                            rotary: self.rotary.as_ref(),
+                            place: Place::Positions {
+                                first: 0,
+                                starts: None,
+                            },
+                        },
+                    ),
+                    (Placing::Appended { append, q, kv: [k, v] }, Some(on_cache)) => (
+                        append,
+                        Moves {
+                            q: q.as_ref().map(|[from, to]| ("q", from, "turned q", to)),
+                            kv: Some([k, v]),
+                            rotary: self.rotary.as_ref(),
+                            place: Place::Cache {
+                                cache: on_cache.device,
+                                counts: on_cache.counts,
+                            },
+                        },
+                    ),
+                    _ => return Err(absent("this plan moves nothing before the attention")),
+                };
+                let ready = append.prepare(&moves, batch, tokens)?;
+                return append.record(encoder, ready, label, timestamps);
+            }
             Step::Attention => {
-                let context = plan.context.as_ref().map(Tensor::view);
-                let out = context.as_ref().unwrap_or(y);
+                let out = plan.context.as_ref().unwrap_or(y);
                 let sizes = [self.config.heads, self.widths.value_dim];
                 let key_mask = pairs_of(plan, arguments.key_mask)?;
-                let [q, k, v] = &plan.qkv;
                 let out = &out.split_axis(2, &sizes)?;
                 let attention = AttentionArguments {
                     lse: arguments.lse,
@@ -153,7 +309,6 @@ impl MultiHeadAttention {
                     return Err(absent("this call does not ask for the weights"));
                 };
                 let key_mask = pairs_of(plan, arguments.key_mask)?;
-                let [q, k, _] = &plan.qkv;
                 let weights = WeightsArguments {
                     q,
                     k,
@@ -169,7 +324,7 @@ impl MultiHeadAttention {
                     return Err(absent("this layer has no output projection"));
                 };
                 let linear_arguments = LinearArguments {
-                    x: &context.view(),
+                    x: context,
                     weight: &output.weight,
                     bias: output.bias.as_ref(),
                     y,
@@ -187,6 +342,12 @@ impl MultiHeadAttention {
             bias: weight.bias.as_ref(),
             y: to,
         };
+        if let (Placing::Straight, Some(on_cache), true) =
+            (&plan.placing, on_cache, step != Step::QProjection)
+        {
+            let cache = crate::linear::CacheArguments;
+            return linear.encode_into_cache(encoder, linear_arguments, &cache, label, timestamps);
+        }
         linear.encode_timed(encoder, linear_arguments, label, timestamps)
     }
 
@@ -195,7 +356,7 @@ impl MultiHeadAttention {
         let LayerShape { batch, tokens, .. } = plan.shape;
         let keys = plan.shape.keys();
         let config = &self.config;
-        plan.qkv[0].expect_gpu("plan", &self.gpu)?;
+        plan.q.expect_gpu("plan", &self.gpu)?;
         // Another layer's plan does as well, if that layer differs in nothing but its weights.
         let kind = |output: bool, fused: bool| {
             let output = if output { "with" } else { "without" };
@@ -205,6 +366,17 @@ impl MultiHeadAttention {
         let cross = plan.shape.source_tokens.is_some();
         let fused = cross || self.projections.qkv.is_some();
         let planned_fused = cross || plan.projections.len() == 1;
+        if plan.rotary != self.rotary_kind() {
+            let name = |kind: Option<(usize, RotaryPairing)>| match kind {
+                Some((dims, pairing)) => format!("rotary embedding of {dims} channels, {pairing:?}"),
+                None => "no rotary embedding".into(),
+            };
+            return Err(Error::parameter(
+                "plan",
+                format!("with {}", name(plan.rotary)),
+                format!("must be made for this layer, which has {}", name(self.rotary_kind())),
+            ));
+        }
         let (planned, present) = (plan.output_projection.is_some(), self.output.is_some());
         if plan.config != *config || planned != present || planned_fused != fused {
             return Err(Error::parameter(
@@ -324,6 +496,26 @@ impl MultiHeadAttention {
         }
         expect_contiguous_last("y", arguments.y)?;
         check_operands(&self.gpu, &of_rules, &all)
+    }
+}
+
+/// The cache of a call.
+struct OnCache<'a> {
+    device: &'a CacheDevice,
+    /// Whether each sequence has its own number of new tokens.
+    counts: bool,
+}
+
+impl LayerPlan {
+    fn expect_no_cache(&self) -> Result<()> {
+        match self.shape.cache {
+            None => Ok(()),
+            Some(_) => Err(Error::parameter(
+                "plan",
+                "for calls on a cache",
+                "must be without one here: use encode_cached",
+            )),
+        }
     }
 }
 

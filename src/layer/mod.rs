@@ -29,8 +29,10 @@ pub use weights::{
     QkvWeights,
 };
 
+use crate::cache::{KvCache, KvCacheConfig};
 use crate::element::ElementType;
 use crate::gpu::Gpu;
+use crate::rotary::{Rotary, RotaryPairing};
 use crate::tensor::{Tensor, elements, shape_text};
 use crate::{Error, Result};
 use config::Widths;
@@ -46,8 +48,9 @@ pub struct MultiHeadAttention {
     widths: Widths,
     projections: QkvViews,
     output: Option<ProjectionTensors>,
-    /// The plan of the shape that [`forward`](Self::forward) saw last.
-    last: Arc<Mutex<Option<LayerPlan>>>,
+    rotary: Option<Rotary>,
+    /// The plans of the shapes that [`forward`](Self::forward) or [`prefill`](Self::prefill), and [`step`](Self::step), saw last.
+    last: Arc<[Mutex<Option<LayerPlan>>; 2]>,
 }
 
 impl fmt::Debug for MultiHeadAttention {
@@ -175,8 +178,44 @@ impl MultiHeadAttention {
             config,
             widths,
             output,
+            rotary: None,
             last: Default::default(),
         })
+    }
+
+    /// With rotary embedding of queries and keys, by the positions of their tokens: from 0, or in calls on a cache from
+    /// the length of each sequence.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Parameter`] if more channels are turned than a head has, [`Error::OtherDevice`].
+    pub fn with_rotary(self, rotary: &Rotary) -> Result<Self> {
+        rotary.expect_head_dim(self.widths.head_dim)?;
+        rotary.table().expect_gpu("rotary", &self.gpu)?;
+        Ok(MultiHeadAttention {
+            rotary: Some(rotary.clone()),
+            last: Default::default(),
+            ..self
+        })
+    }
+
+    /// Its rotary embedding.
+    pub fn rotary(&self) -> Option<&Rotary> {
+        self.rotary.as_ref()
+    }
+
+    fn rotary_kind(&self) -> Option<(usize, RotaryPairing)> {
+        let rotary = self.rotary.as_ref();
+        rotary.map(|rotary| (rotary.dims(), rotary.pairing()))
+    }
+
+    /// A cache for this layer: that many sequences of up to `capacity` tokens each, stored as f32. Change its fields for
+    /// another type, or for pages.
+    pub fn cache_config(&self, batch: usize, capacity: usize) -> KvCacheConfig {
+        KvCacheConfig {
+            value_dim: self.widths.value_dim,
+            ..KvCacheConfig::new(batch, capacity, self.config.kv_heads, self.widths.head_dim)
+        }
     }
 
     /// What the layer is.
@@ -239,7 +278,7 @@ impl MultiHeadAttention {
             },
             ..LayerShape::new(batch, tokens).mask(key_mask.is_some())
         };
-        let plan = self.plan_for(shape)?;
+        let plan = self.plan_for(shape, 0)?;
         let shape = [batch, tokens, self.config.d_out];
         let y = Tensor::empty(&self.gpu, &shape, ElementType::F32)?;
         let (source, mask) = (source.map(Tensor::view), key_mask.map(Tensor::view));
@@ -254,9 +293,89 @@ impl MultiHeadAttention {
         Ok(y)
     }
 
+    /// Computes y `(B, T, d_out)` of the first tokens x `(B, T, d_in)` of the sequences of a cache, or of the next ones, and
+    /// submits; does not wait. Their keys and values are in the cache afterwards. Each token attends to those before it and
+    /// to itself if the layer is causal, else to all that its sequence then has.
+    ///
+    /// `tokens` says how many of the T tokens each sequence gets, for prompts of different lengths; rows of y from there on
+    /// are those of an attention that saw nothing. `None`: all.
+    ///
+    /// Plans on the first call of a shape and keeps that plan until the shape changes, apart from the one of
+    /// [`step`](Self::step). For an encoder of your own see [`encode_cached`](Self::encode_cached).
+    ///
+    /// # Errors
+    ///
+    /// As [`plan`](Self::plan) and [`encode_cached`](Self::encode_cached). The cache is unchanged if it is too small.
+    pub fn prefill(
+        &self,
+        x: &Tensor,
+        tokens: Option<&[usize]>,
+        cache: &mut KvCache,
+    ) -> Result<Tensor> {
+        self.cached(x, tokens, cache, 0)
+    }
+
+    /// [`prefill`](Self::prefill) with a few tokens x `(B, T, d_in)` for every sequence: one, or those that a draft model
+    /// proposes. From the second step on nothing is allocated but y; [`encode_cached`](Self::encode_cached) into a y
+    /// of your own allocates nothing.
+    ///
+    /// ```
+    /// # use wgpu_attention::*;
+    /// # async fn generate(layer: &MultiHeadAttention, prompt: &Tensor, next: fn(Vec<f32>) -> Tensor) -> Result<()> {
+    /// let mut cache = KvCache::new(layer.gpu(), layer.cache_config(1, 4096))?;
+    /// let mut y = layer.prefill(prompt, None, &mut cache)?; // (1, T, d_in)
+    /// while cache.lengths()[0] < 4096 {
+    ///     let x = next(y.read().await?); // (1, 1, d_in)
+    ///     y = layer.step(&x, &mut cache)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`prefill`](Self::prefill).
+    pub fn step(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
+        self.cached(x, None, cache, 1)
+    }
+
+    fn cached(
+        &self,
+        x: &Tensor,
+        tokens: Option<&[usize]>,
+        cache: &mut KvCache,
+        kept: usize,
+    ) -> Result<Tensor> {
+        let config = *cache.config();
+        let new = match *x.shape() {
+            [batch, new, own] if batch == config.batch && own == self.config.d_in => new,
+            _ => {
+                let expected = format!("({}, T, {})", config.batch, self.config.d_in);
+                return Err(Error::shape("x", expected, shape_text(x.shape())));
+            }
+        };
+        let shape = LayerShape {
+            q_lens: tokens.is_some(),
+            ..LayerShape::cached(&config, new)
+        };
+        let plan = self.plan_for(shape, kept)?;
+        let y = [config.batch, new, self.config.d_out];
+        let y = Tensor::empty(&self.gpu, &y, ElementType::F32)?;
+        let (from, to) = (x.view(), y.view());
+        let arguments = LayerArguments::new(&from, &to);
+        self.gpu.record_and_submit(|encoder| {
+            self.encode_cached(encoder, &plan, cache, tokens, arguments)
+        })?;
+        Ok(y)
+    }
+
     /// The kept plan if it is for this shape, or a new one, which is then kept.
-    fn plan_for(&self, shape: LayerShape) -> Result<LayerPlan> {
-        let kept = || self.last.lock().unwrap_or_else(PoisonError::into_inner);
+    fn plan_for(&self, shape: LayerShape, kept: usize) -> Result<LayerPlan> {
+        let kept = || {
+            self.last[kept]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
         {
             let mut last = kept();
             if let Some(plan) = last.as_ref().filter(|plan| plan.shape == shape) {

@@ -3,11 +3,13 @@
 use super::config::Widths;
 use super::{LayerConfig, MultiHeadAttention};
 use crate::attention::{
-    Attention, AttentionProblem, AttentionRules, AttentionWeights, WeightsStage,
+    Alignment, Attention, AttentionProblem, AttentionRules, AttentionWeights, WeightsStage,
 };
+use crate::cache::{Append, KvCacheConfig};
 use crate::element::ElementType;
-use crate::linear::{Linear, LinearProblem};
+use crate::linear::{CacheColumns, Linear, LinearProblem};
 use crate::plan::Plan;
+use crate::rotary::RotaryPairing;
 use crate::tensor::{Tensor, TensorView, elements};
 use crate::{Error, Result};
 use std::fmt;
@@ -34,6 +36,10 @@ pub struct LayerShape {
     pub q_lens: bool,
     /// Whether calls may ask for the attention weights.
     pub weights: bool,
+    /// Calls on a cache of this configuration: [`MultiHeadAttention::encode_cached`]. Keys are then those of the cache,
+    /// Ts is its capacity; `kv_lens` comes from the cache, and `q_lens` says that calls tell how many of the T tokens
+    /// each sequence gets.
+    pub cache: Option<KvCacheConfig>,
 }
 
 impl LayerShape {
@@ -49,6 +55,15 @@ impl LayerShape {
             kv_lens: false,
             q_lens: false,
             weights: false,
+            cache: None,
+        }
+    }
+
+    /// T new tokens for every sequence of a cache.
+    pub fn cached(cache: &KvCacheConfig, tokens: usize) -> Self {
+        LayerShape {
+            cache: Some(*cache),
+            ..LayerShape::new(cache.batch, tokens)
         }
     }
 
@@ -73,9 +88,14 @@ impl LayerShape {
         LayerShape { weights, ..self }
     }
 
-    /// Tokens that keys and values are made of (Ts).
-    pub(super) fn keys(&self) -> usize {
+    /// Tokens that a call makes keys and values of.
+    pub(super) fn made(&self) -> usize {
         self.source_tokens.unwrap_or(self.tokens)
+    }
+
+    /// Keys that there may be (Ts).
+    pub(super) fn keys(&self) -> usize {
+        self.cache.map_or(self.made(), |cache| cache.capacity)
     }
 }
 
@@ -88,14 +108,41 @@ pub struct LayerPlan {
     pub(super) shape: LayerShape,
     /// What makes q, k and v, and where each dispatch writes.
     pub(super) projections: Vec<(Step, Linear, TensorView)>,
-    /// `(B, T, H, D)`, `(B, Ts, Hkv, D)`, `(B, Ts, Hkv, Dv)`: views of what the projections write.
-    pub(super) qkv: [TensorView; 3],
+    /// `(B, T, H, D)`: the queries as attention reads them.
+    pub(super) q: TensorView,
+    /// `(B, Ts, Hkv, D)`, `(B, Ts, Hkv, Dv)`: keys and values as attention reads them; `None`: those of the cache.
+    pub(super) kv: Option<[TensorView; 2]>,
+    /// What stands between the projections and the attention.
+    pub(super) placing: Placing,
+    /// Of rotary embedding, which the layer must have as well: channels and pairing.
+    pub(super) rotary: Option<(usize, RotaryPairing)>,
     pub(super) attention: Attention,
     pub(super) weights: Option<AttentionWeights>,
     pub(super) output_projection: Option<Linear>,
     /// `(B, T, H * Dv)`, heads side by side; absent where the attention writes y itself.
-    pub(super) context: Option<Tensor>,
+    pub(super) context: Option<TensorView>,
     workspace_bytes: u64,
+}
+
+/// How queries, keys and values come from where they are projected to where attention reads them.
+#[derive(Clone)]
+pub(super) enum Placing {
+    /// They stay.
+    InPlace,
+    /// Queries and keys are turned: `(B, T, H + Hkv, D)` as projected, and where they go.
+    Turned {
+        append: Append,
+        from: TensorView,
+        to: TensorView,
+    },
+    /// Keys and values as projected go into the cache; where there is rotary embedding queries go from one place to another.
+    Appended {
+        append: Append,
+        q: Option<[TensorView; 2]>,
+        kv: [TensorView; 2],
+    },
+    /// The projection writes keys and values into the cache itself.
+    Straight,
 }
 
 /// One dispatch of a layer.
@@ -111,6 +158,11 @@ pub enum Step {
     KProjection,
     /// The source of values to v.
     VProjection,
+    /// Queries and keys turned by their positions.
+    Rotary,
+    /// Keys and values into the cache, where the projection does not write them there itself; with rotary embedding keys
+    /// are turned on the way, and so are queries.
+    Append,
     /// Scores, rules, softmax and values.
     Attention,
     /// The attention weights, in calls that ask for them.
@@ -127,6 +179,8 @@ impl fmt::Display for Step {
             Step::KvProjection => "KV projection",
             Step::KProjection => "K projection",
             Step::VProjection => "V projection",
+            Step::Rotary => "rotary",
+            Step::Append => "append",
             Step::Attention => "attention",
             Step::Weights => "attention weights",
             Step::OutputProjection => "output projection",
@@ -165,33 +219,42 @@ impl MultiHeadAttention {
             ));
         }
         let base = config.attention(batch, tokens)?;
+        self.check_cache(&shape)?;
+        if let Some(rotary) = &self.rotary {
+            if cross {
+                let rule = "must be none in a layer with rotary embedding: keys of another tensor have no position";
+                return Err(Error::parameter("source_tokens", shape.made(), rule));
+            }
+            rotary.expect_positions(tokens)?;
+        }
         let problem = AttentionProblem {
             kv_len: shape.keys(),
+            kv_type: shape.cache.map_or(ElementType::F32, |cache| cache.element_type),
+//STUB            page_size: shape.cache.and_then(|cache| Some(cache.pages?.size)),
             rules: AttentionRules {
-                alignment: if cross {
-                    config.rules.alignment
-                } else {
-                    base.rules.alignment
+                alignment: match (cross, shape.cache) {
+                    (true, _) => config.rules.alignment,
+                    (false, None) => base.rules.alignment,
+                    (false, Some(_)) => Some(Alignment::BottomRight),
                 },
                 mask: base.rules.mask || shape.mask,
                 bias: base.rules.bias || shape.bias,
-                kv_lens: base.rules.kv_lens || shape.kv_lens,
+                kv_lens: base.rules.kv_lens || shape.kv_lens || shape.cache.is_some(),
                 q_lens: base.rules.q_lens || shape.q_lens,
                 ..base.rules
             },
             ..base
         };
         self.check_bindings(&shape)?;
-        let linear = |tokens, d_in, d_out| {
-            let problem = LinearProblem {
-                batch,
-                tokens,
-                d_in,
-                d_out,
-                form: config.form,
-            };
-            Linear::new(&self.gpu, problem)
+        let linear_problem = |tokens, d_in, d_out| LinearProblem {
+            batch,
+            tokens,
+            d_in,
+            d_out,
+            form: config.form,
         };
+        let linear =
+            |tokens, d_in, d_out| Linear::new(&self.gpu, linear_problem(tokens, d_in, d_out));
         let Widths {
             head_dim,
             value_dim,
@@ -201,21 +264,41 @@ impl MultiHeadAttention {
             qkv,
             context,
         } = self.widths;
-        let (d_in, d_source, keys) = (config.d_in, config.d_source, shape.keys());
+        let (d_in, d_source, made) = (config.d_in, config.d_source, shape.made());
         let fused = !cross && self.projections.qkv.is_some();
-        let projections = if fused {
-            vec![(Step::QkvProjection, linear(tokens, d_in, qkv)?)]
-        } else if shape.value_source {
-            vec![
+        // A projection turns nothing, and writes 16-bit elements two by two.
+        let straight = shape.cache.filter(|cache| {
+            let whole_words = head_dim.is_multiple_of(2) && value_dim.is_multiple_of(2);
+            /*STUB*/ false && self.rotary.is_none() && (cache.element_type.size() == 4 || whole_words)
+        });
+        let into_cache = |d_out, q_columns, cache: &KvCacheConfig| {
+            let columns = CacheColumns::new(q_columns, cache);
+            Linear::into_cache(&self.gpu, linear_problem(tokens, d_in, d_out), columns)
+        };
+        let projections = match (fused, &straight) {
+            (true, None) => vec![(Step::QkvProjection, linear(tokens, d_in, qkv)?)],
+            (true, Some(cache)) => vec![(Step::QkvProjection, into_cache(qkv, q, cache)?)],
+            (false, Some(cache)) => vec![
                 (Step::QProjection, linear(tokens, d_in, q)?),
-                (Step::KProjection, linear(keys, d_source, k)?),
-                (Step::VProjection, linear(keys, d_source, kv - k)?),
-            ]
-        } else {
-            vec![
+                (Step::KvProjection, into_cache(kv, 0, cache)?),
+            ],
+            (false, None) if shape.value_source => vec![
                 (Step::QProjection, linear(tokens, d_in, q)?),
-                (Step::KvProjection, linear(keys, d_source, kv)?),
-            ]
+                (Step::KProjection, linear(made, d_source, k)?),
+                (Step::VProjection, linear(made, d_source, kv - k)?),
+            ],
+            (false, None) => vec![
+                (Step::QProjection, linear(tokens, d_in, q)?),
+                (Step::KvProjection, linear(made, d_source, kv)?),
+            ],
+        };
+        let append = match (&shape.cache, &self.rotary, &straight) {
+            (None, None, _) | (_, _, Some(_)) => None,
+            _ => {
+                let turned = [q, k].map(|channels| channels as u64 / 2);
+                let pairs = turned.iter().sum::<u64>() * (batch as u64 * tokens as u64);
+                Some(Append::new(&self.gpu, pairs)?)
+            }
         };
         let weights = shape
             .weights
@@ -233,20 +316,67 @@ impl MultiHeadAttention {
         let mut tensor = |tokens, channels| {
             let tensor = Tensor::empty(&self.gpu, &[batch, tokens, channels], ElementType::F32)?;
             workspace_bytes += tensor.buffer().size();
-            Ok::<_, Error>(tensor)
+            Ok::<_, Error>(tensor.view())
         };
-        // Where all are made at once, they lie side by side.
-        let (all, queries, both) = if fused {
-            let all = tensor(tokens, qkv)?.view();
-            (
-                Some(all.clone()),
-                all.slice(2, 0..q)?,
-                all.slice(2, q..qkv)?,
-            )
+        // Where all are made at once, or moved on at once, they lie side by side.
+        let (all, queries, both) = if straight.is_some() {
+            (None, tensor(tokens, q)?, None)
+        } else if fused || append.is_some() {
+            let all = tensor(tokens, qkv)?;
+            let (queries, both) = (all.slice(2, 0..q)?, all.slice(2, q..qkv)?);
+            (Some(all), queries, Some(both))
         } else {
-            (None, tensor(tokens, q)?.view(), tensor(keys, kv)?.view())
+            (None, tensor(tokens, q)?, Some(tensor(made, kv)?))
         };
-        let (key, value) = (both.slice(2, 0..k)?, both.slice(2, k..kv)?);
+        let key_and_value = match &both {
+            Some(both) => Some([both.slice(2, 0..k)?, both.slice(2, k..kv)?]),
+            None => None,
+        };
+        let to = |step| match (step, &all, &key_and_value, &both) {
+            (Step::QkvProjection, Some(all), ..) => all.clone(),
+            (Step::KProjection, _, Some([key, _]), _) => key.clone(),
+            (Step::VProjection, _, Some([_, value]), _) => value.clone(),
+            (Step::KvProjection, _, _, Some(both)) => both.clone(),
+            // Queries alone, the rest goes into the cache.
+            _ => queries.clone(),
+        };
+        let projections = projections
+            .into_iter()
+            .map(|(step, linear)| (step, linear, to(step)))
+            .collect();
+        let split_queries = queries.split_axis(2, &[config.heads, head_dim])?;
+        let split = match &key_and_value {
+            Some([key, value]) => Some([
+                key.split_axis(2, &[config.kv_heads, head_dim])?,
+                value.split_axis(2, &[config.kv_heads, value_dim])?,
+            ]),
+            None => None,
+        };
+        let (placing, q, kv) = match (append, split, all) {
+            // Rotary embedding without a cache.
+            (Some(append), Some([_, value]), Some(all)) if shape.cache.is_none() => {
+                let heads = [config.heads + config.kv_heads, head_dim];
+                let from = all.slice(2, 0..q + k)?.split_axis(2, &heads)?;
+                let to = tensor(tokens, q + k)?.split_axis(2, &heads)?;
+                let q = to.slice(2, 0..config.heads)?;
+                let k = to.slice(2, config.heads..heads[0])?;
+                (Placing::Turned { append, from, to }, q, Some([k, value]))
+            }
+            (Some(append), Some(kv), _) => match self.rotary {
+                None => (
+                    Placing::Appended { append, q: None, kv },
+                    split_queries,
+                    None,
+                ),
+                Some(_) => {
+                    let to = tensor(tokens, q)?.split_axis(2, &[config.heads, head_dim])?;
+                    let q = Some([split_queries, to.clone()]);
+                    (Placing::Appended { append, q, kv }, to, None)
+                }
+            },
+            (_, None, _) => (Placing::Straight, split_queries, None),
+            (None, kv, _) => (Placing::InPlace, split_queries, kv),
+        };
         let context = output_projection.as_ref().map(|_| tensor(tokens, context));
         let context = context.transpose()?;
         let tables = [Some(attention.plan()), weights.as_ref().map(|w| w.plan())];
@@ -255,31 +385,52 @@ impl MultiHeadAttention {
             .flatten()
             .map(|p| p.workspace_bytes)
             .sum::<u64>();
-        let to = |step| match step {
-            Step::QkvProjection => all.as_ref().unwrap_or(&queries).clone(),
-            Step::QProjection => queries.clone(),
-            Step::KvProjection => both.clone(),
-            Step::KProjection => key.clone(),
-            _ => value.clone(),
-        };
         Ok(LayerPlan {
             config: config.clone(),
             shape,
-            projections: projections
-                .into_iter()
-                .map(|(step, linear)| (step, linear, to(step)))
-                .collect(),
-            qkv: [
-                queries.split_axis(2, &[config.heads, head_dim])?,
-                key.split_axis(2, &[config.kv_heads, head_dim])?,
-                value.split_axis(2, &[config.kv_heads, value_dim])?,
-            ],
+            projections,
+            q,
+            kv,
+            placing,
+            rotary: self.rotary_kind(),
             attention,
             weights,
             output_projection,
             context,
             workspace_bytes,
         })
+    }
+
+    /// What must hold of calls on a cache.
+    fn check_cache(&self, shape: &LayerShape) -> Result<()> {
+        let Some(cache) = &shape.cache else {
+            return Ok(());
+        };
+        let (config, widths) = (&self.config, &self.widths);
+        if let Some(tokens) = shape.source_tokens {
+            let rule = "must be none with a cache, which is for self-attention";
+            return Err(Error::parameter("source_tokens", tokens, rule));
+        }
+        if shape.kv_lens {
+            let rule = "must be false with a cache, which has the lengths itself";
+            return Err(Error::parameter("kv_lens", true, rule));
+        }
+        if config.rules.is_positional() && config.rules.alignment == Some(Alignment::TopLeft) {
+            let rule = "must be BottomRight, or left unsaid, with a cache: a new token's own key is the last";
+            return Err(Error::parameter("alignment", "TopLeft", rule));
+        }
+        for (name, of_cache, expected, whose) in [
+            ("cache.batch", cache.batch, shape.batch, "the shape's"),
+            ("cache.kv_heads", cache.kv_heads, config.kv_heads, "the layer's"),
+            ("cache.head_dim", cache.head_dim, widths.head_dim, "the layer's"),
+            ("cache.value_dim", cache.value_dim, widths.value_dim, "the layer's"),
+        ] {
+            if of_cache != expected {
+                let rule = format!("must be {expected}, {whose}");
+                return Err(Error::parameter(name, of_cache, rule));
+            }
+        }
+        Ok(())
     }
 
     /// The largest things a call binds are x, and q, k and v of all tokens together.
@@ -292,7 +443,7 @@ impl MultiHeadAttention {
         let widest = config.d_in.max(width).max(widths.context).max(config.d_out);
         let sides = [
             (of_x, shape.tokens, widest),
-            ("k and v", shape.keys(), config.d_source.max(widths.kv)),
+            ("k and v", shape.made(), config.d_source.max(widths.kv)),
         ];
         let available = self.gpu.capabilities().max_binding_bytes;
         let batch = shape.batch;
@@ -319,6 +470,11 @@ impl LayerPlan {
         let mut steps: Vec<_> = projections
             .map(|(step, linear, _)| (*step, linear.plan()))
             .collect();
+        match &self.placing {
+            Placing::InPlace | Placing::Straight => {}
+            Placing::Turned { append, .. } => steps.push((Step::Rotary, append.plan())),
+            Placing::Appended { append, .. } => steps.push((Step::Append, append.plan())),
+        }
         steps.push((Step::Attention, self.attention.plan()));
         let weights = self.weights.as_ref();
         steps.extend(weights.map(|weights| (Step::Weights, weights.plan())));
