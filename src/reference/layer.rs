@@ -1,7 +1,8 @@
 //! The whole layer: query, key and value projections, attention, output projection.
 
 use super::{
-    AttentionInputs, Axis, Rules, attention, attention_without_weights, check_length, count, linear,
+    AttentionInputs, Axis, Rotary, RotaryInputs, Rules, attention, attention_without_weights,
+    check_length, count, linear, rotary,
 };
 use crate::error::{Error, Result};
 
@@ -50,6 +51,9 @@ pub struct LayerInputs<'a> {
     pub output_weight: Option<&'a [f64]>,
     /// `(d_out)`; needs an `output_weight`.
     pub output_bias: Option<&'a [f64]>,
+    /// Turns queries and keys after their projections and biases: token t of x and of the source stands at
+    /// position t.
+    pub rotary: Option<Rotary<'a>>,
     /// What happens to the scores, and which pairs are hidden; Tq is T, Tk is Ts.
     pub rules: Rules<'a>,
 }
@@ -68,6 +72,7 @@ pub struct LayerOutputs {
 }
 
 /// `y = attention(x·Wqᵀ + bq, s·Wkᵀ + bk, s·Wvᵀ + bv) · Woᵀ + bo`, where the source s is x unless one is given.
+/// With [`rotary`](LayerInputs::rotary) the first two go through [`rotary`](fn@super::rotary).
 ///
 /// Shapes stand at [`LayerInputs`] and [`LayerOutputs`], the rules of scores and hidden pairs at [`Rules`]
 /// and [`attention`](super::attention). A token that sees no key has context 0, so its y is the output bias.
@@ -77,7 +82,7 @@ pub struct LayerOutputs {
 /// [`Error::Shape`] where a length is not what the shapes call for or a result cannot be allocated;
 /// [`Error::Parameter`] where `heads` or `d_out` is 0, `d_out` is not what `heads` and the dimensions make of
 /// it, an output bias comes without an output weight or another source's shape without a `source` and
-/// `kv_weight`, and where [`attention`](super::attention) gives one.
+/// `kv_weight`, and where [`attention`](super::attention) or [`rotary`](fn@super::rotary) gives one.
 ///
 /// ```
 /// use wgpu_attention::reference::{LayerInputs, Rules, layer};
@@ -143,7 +148,20 @@ fn run(inputs: &LayerInputs, keep_weights: bool) -> Result<LayerOutputs> {
     // Head h of a token starts at h*D of its features, so (rows, H*D) is (B, T, H, D) as it lies.
     let bias = |start: usize, end: usize| inputs.qkv_bias.map(|bias| &bias[start..end]);
     let q_weight = &qkv_weight[..q_end * d_in];
+    let turn = |projected: Vec<f64>, tokens, heads| match inputs.rotary {
+        None => Ok(projected),
+        Some(embedding) => rotary(&RotaryInputs {
+            batch,
+            tokens,
+            heads,
+            head_dim: sizes.head_dim,
+            x: &projected,
+            starts: None,
+            rotary: embedding,
+        }),
+    };
     let q = linear(x, rows, d_in, q_weight, bias(0, q_end), q_end)?;
+    let q = turn(q, tokens, heads)?;
     let project = |source, start: usize, end: usize| {
         let weight = &kv_weight[(start - kv_start) * d_source..(end - kv_start) * d_source];
         linear(
@@ -156,6 +174,7 @@ fn run(inputs: &LayerInputs, keep_weights: bool) -> Result<LayerOutputs> {
         )
     };
     let k = project(key_source, q_end, k_end)?;
+    let k = turn(k, source_tokens, inputs.kv_heads.unwrap_or(heads))?;
     let v = project(value_source, k_end, v_end)?;
 
     let core = AttentionInputs {
@@ -328,7 +347,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::reference::Broadcast;
+    use crate::reference::testing::wave;
+    use crate::reference::{Angles, Broadcast, Pairing};
 
     fn causal<'a>() -> Rules<'a> {
         Rules {
@@ -491,6 +511,118 @@ mod tests {
             ..good
         };
         assert_eq!(layer(&split).unwrap(), expected);
+    }
+
+    #[test]
+    fn rotary_embedding_turns_queries_and_keys_and_not_values() {
+        // One head of two channels: q = v = x, k = x + (1, 0).
+        let (cos, sin) = ([0.0, -1.0], [1.0, 0.0]);
+        let identity = [1.0, 0.0, 0.0, 1.0].repeat(3);
+        let inputs = LayerInputs {
+            batch: 1,
+            tokens: 2,
+            d_in: 2,
+            d_out: 2,
+            heads: 1,
+            x: &[1.0, 0.0, 0.0, 1.0],
+            qkv_weight: &identity,
+            qkv_bias: Some(&[0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
+            rotary: Some(Rotary {
+                angles: Angles::Tables {
+                    cos: &cos,
+                    sin: &sin,
+                },
+                ..Default::default()
+            }),
+            rules: Rules {
+                scale: Some(1.0),
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        // A quarter: q0 = (1, 0) -> (0, 1), k0 = (2, 0) -> (0, 2). A half: q1 = (0, 1) -> (0, -1),
+        // k1 = (1, 1) -> (-1, -1). Scores [2, -1] and [-2, 1].
+        let p = 1.0 / (1.0 + (-3.0_f64).exp());
+        let outputs = layer(&inputs).unwrap();
+        for (got, expected) in outputs.weights.iter().zip([p, 1.0 - p, 1.0 - p, p]) {
+            assert!((got - expected).abs() < 1e-14, "{:?}", outputs.weights);
+        }
+        assert!((outputs.y[0] - p).abs() < 1e-14 && (outputs.y[1] - (1.0 - p)).abs() < 1e-14);
+
+        // As attention over q and k that were turned before, with groups, odd values and a source.
+        let (x, source) = (wave(2 * 3 * 5, 0.9), wave(2 * 4 * 5, 0.4));
+        let weight = wave((4 * 6 + 2 * 6 + 2 * 3) * 5, 1.7);
+        let embedding = Rotary {
+            dims: Some(4),
+            pairing: Pairing::Interleaved,
+            angles: Angles::Base(30.0),
+        };
+        let cross = LayerInputs {
+            batch: 2,
+            tokens: 3,
+            d_in: 5,
+            d_out: 12,
+            heads: 4,
+            kv_heads: Some(2),
+            head_dim: Some(6),
+            value_dim: Some(3),
+            x: &x,
+            source: Some(&source),
+            source_tokens: Some(4),
+            qkv_weight: &weight,
+            rotary: Some(embedding),
+            ..Default::default()
+        };
+        let project = |source: &[f64], rows, range: std::ops::Range<usize>| {
+            let weight = &weight[range.start * 5..range.end * 5];
+            linear(source, rows, 5, weight, None, range.len()).unwrap()
+        };
+        let turn = |x: &[f64], tokens, heads| {
+            rotary(&RotaryInputs {
+                batch: 2,
+                tokens,
+                heads,
+                head_dim: 6,
+                x,
+                starts: None,
+                rotary: embedding,
+            })
+            .unwrap()
+        };
+        let expected = attention(&AttentionInputs {
+            batch: 2,
+            heads: 4,
+            kv_heads: Some(2),
+            q_len: 3,
+            kv_len: 4,
+            head_dim: 6,
+            value_dim: Some(3),
+            q: &turn(&project(&x, 6, 0..24), 3, 4),
+            k: &turn(&project(&source, 8, 24..36), 4, 2),
+            v: &project(&source, 8, 36..42),
+            ..Default::default()
+        })
+        .unwrap();
+        let found = layer(&cross).unwrap();
+        assert_eq!((&found.y, &found.lse), (&expected.out, &expected.lse));
+        let plain = layer(&LayerInputs {
+            rotary: None,
+            ..cross
+        })
+        .unwrap();
+        assert_ne!(found.y, plain.y);
+        let unsound = layer(&LayerInputs {
+            rotary: Some(Rotary {
+                dims: Some(8),
+                ..embedding
+            }),
+            ..cross
+        });
+        let said = unsound.unwrap_err().to_string();
+        assert_eq!(
+            said,
+            "dims = 8: must be even and from 2 to head_dim = 6; channels turn in pairs"
+        );
     }
 
     #[test]

@@ -9,8 +9,13 @@
 //!   of their own lengths, one after the other. [`Rules`] say which pairs attend and what they score.
 //! - [`scores`]: what goes into the softmax, and the steps before.
 //! - [`merge`]: attention over all keys from attention over parts of them.
+//! - [`rotary`](fn@rotary): rotary position embedding of queries or keys.
 //! - [`layer`], [`layer_without_weights`]: the three projections, attention and the output projection.
 //! - [`widen`]: `f32` values as the `f64` that they exactly are.
+//!
+//! There is no cache here: what is decoded token by token on a cache of keys and values is held against one
+//! causal pass over the whole sequence, of which the step of token t is row t. With rotary embedding the pass
+//! counts positions from 0, and so does the cache.
 //!
 //! Nothing here panics on bad input: lengths are held against the shapes before anything is read.
 
@@ -18,6 +23,7 @@ mod attention;
 mod layer;
 mod linear;
 mod merge;
+mod rotary;
 mod rules;
 #[cfg(test)]
 mod testing;
@@ -29,6 +35,7 @@ pub use attention::{
 pub use layer::{LayerInputs, LayerOutputs, layer, layer_without_weights};
 pub use linear::linear;
 pub use merge::{MergeInputs, Partial, merge};
+pub use rotary::{Angles, Pairing, Rotary, RotaryInputs, rotary};
 pub use rules::{Alignment, Broadcast, Rules};
 
 use crate::error::{Error, Result};
