@@ -232,17 +232,17 @@ impl Rotary {
         Err(Error::parameter("dims", self.dims, rule))
     }
 
-    /// [`Error::LimitExceeded`] unless there are angles for that many positions.
+    /// [`Error::NoRoom`] unless there are angles for that many positions.
     pub(crate) fn expect_positions(&self, needed: usize) -> Result<()> {
         if needed <= self.positions {
             return Ok(());
         }
-        Err(Error::LimitExceeded {
+        Err(Error::NoRoom {
             what: "rotary embedding".into(),
-            limit: "the positions that it has angles for".into(),
             needed: needed as u64,
             available: self.positions as u64,
             unit: "positions",
+            remedy: "make it with angles for more positions",
         })
     }
 
@@ -251,7 +251,7 @@ impl Rotary {
     /// # Errors
     ///
     /// [`Error::Shape`], [`Error::Type`], [`Error::Layout`], [`Error::OtherDevice`]; [`Error::Parameter`] for heads of
-    /// fewer channels than are turned; [`Error::LimitExceeded`] for positions that there are no angles for. Nothing was
+    /// fewer channels than are turned; [`Error::NoRoom`] for positions that there are no angles for. Nothing was
     /// recorded then.
     pub fn encode(
         &self,

@@ -39,7 +39,10 @@ pub(crate) enum Place<'a> {
         starts: Option<&'a TensorView>,
     },
     /// Behind what a cache has; `counts`: with each sequence's own number of new tokens.
-    Cache { cache: &'a CacheDevice, counts: bool },
+    Cache {
+        cache: &'a CacheDevice,
+        counts: bool,
+    },
 }
 
 /// Operands that were found sound, ready to be recorded.
@@ -145,15 +148,22 @@ impl Append {
             let [k_cache, v_cache] = cache.rows();
             let mut inputs = vec![("k", Some(k)), ("v", Some(v))];
             inputs.extend(moves.q.map(|(name, q, ..)| (name, Some(q))));
-            check_operands(&self.gpu, &inputs, &[("the cache's keys", k_cache), ("the cache's values", v_cache)])?;
+            check_operands(
+                &self.gpu,
+                &inputs,
+                &[
+                    ("the cache's keys", k_cache),
+                    ("the cache's values", v_cache),
+                ],
+            )?;
             let [k_at, v_at] = [k.bind("k")?, v.bind("v")?];
             let [k_to, v_to] = [k_cache.bind("keys")?, v_cache.bind("values")?];
             arguments.push(("k", argument(Some(k), k_at)));
             arguments.push(("v", argument(Some(v), v_at)));
             arguments.push(("k_cache", argument(Some(k_cache), k_to)));
             arguments.push(("v_cache", argument(Some(v_cache), v_to)));
-            pairs += kv_heads as u64
-                * ((head_dim as u64).div_ceil(2) + (value_dim as u64).div_ceil(2));
+            pairs +=
+                kv_heads as u64 * ((head_dim as u64).div_ceil(2) + (value_dim as u64).div_ceil(2));
             params = AppendParams {
                 k_heads: kv_heads as u32,
                 v_heads: kv_heads as u32,
@@ -181,7 +191,10 @@ impl Append {
             };
         }
         match moves.place {
-            Place::Positions { first: from, starts } => {
+            Place::Positions {
+                first: from,
+                starts,
+            } => {
                 params.first_position = from as u32;
                 if let Some(starts) = starts {
                     starts.expect_gpu("starts", &self.gpu)?;
@@ -196,7 +209,11 @@ impl Append {
                 let at = tables.bind("the cache's lengths")?;
                 let places = cache.table_places();
                 params.lengths_at = first(at);
-                params.counts_at = if counts { first(at) + places.counts } else { NONE };
+                params.counts_at = if counts {
+                    first(at) + places.counts
+                } else {
+                    NONE
+                };
                 params.capacity = config.capacity as u32;
                 if let Some(pages) = config.pages {
                     params.page_size = pages.size as u32;
