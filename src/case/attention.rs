@@ -536,6 +536,7 @@ impl AttentionCase {
             rule_data: None,
             cu_seqlens_q: starts_q.as_ref(),
             cu_seqlens_k: starts_k.as_ref(),
+            block_table: None,
         };
 
         let attention = Attention::new(gpu, problem.clone())?;
