@@ -233,7 +233,6 @@ const WORDS: &[&str] = &[
     "poison",
     "qkv_bias",
     "role",
-    "rotary",
     "tags",
 ];
 

@@ -3,7 +3,7 @@
 
 use super::Case;
 use super::host::{Values, download, stored_type};
-use super::kind::{Computed, Engine, Kind, Selection};
+use super::kind::{Computed, Engine, Kind, Selection, unsupported};
 use crate::attention::{
     Alignment, Attention, AttentionArguments, AttentionProblem, AttentionRules, AttentionWeights,
     RuleArguments, WeightsArguments, WeightsStage,
@@ -317,6 +317,32 @@ pub(super) struct Past {
     pub(super) kept: Vec<usize>,
 }
 
+/// Rotary embedding of the queries and of the new keys; those of a past are turned already.
+#[derive(Clone, Debug)]
+pub(super) struct CaseRotary {
+    /// Whether channels 2i and 2i + 1 turn together, not i and i + R/2.
+    pub(super) interleaved: bool,
+    /// Cosines and sines, `(positions, R/2)`.
+    pub(super) cos: Values,
+    pub(super) sin: Values,
+    /// The position of each batch item's first new token.
+    pub(super) starts: Vec<usize>,
+}
+
+impl CaseRotary {
+    /// How many channels of a head turn: R.
+    pub(super) fn dims(&self) -> usize {
+        self.cos.shape.last().map_or(0, |pairs| 2 * pairs)
+    }
+}
+
+/// What attention was computed from on the GPU: views `(B, T, H, D)`, k and v with the past in front.
+struct Attended {
+    q: TensorView,
+    k: TensorView,
+    v: TensorView,
+}
+
 /// What an output of a case is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Output {
@@ -341,6 +367,7 @@ pub(super) struct AttentionCase {
     k: Operand,
     v: Operand,
     pub(super) past: Option<Past>,
+    pub(super) rotary: Option<CaseRotary>,
     pub(super) mask: Option<Values>,
     pub(super) bias: Option<Values>,
     pub(super) slopes: Option<Values>,
@@ -381,6 +408,7 @@ impl AttentionCase {
             k,
             v,
             past: None,
+            rotary: None,
             mask: None,
             bias: None,
             slopes: None,
@@ -576,40 +604,29 @@ impl AttentionCase {
             ));
         }
         kernels.dedup();
-        let q = self.q.upload(gpu)?;
-        let (mut k, mut v) = (self.k.upload(gpu)?, self.v.upload(gpu)?);
+        let mut attended = None;
         gpu.record_and_submit(|encoder| {
-            if let Some(past) = &self.past {
-                k = self.join(gpu, encoder, &past.k, &past.kept, &k)?;
-                v = self.join(gpu, encoder, &past.v, &past.kept, &v)?;
-            }
-            let unbatched = |view: &TensorView| match problem.packed {
-                true => view.merge_axes(0..2),
-                false => Ok(view.clone()),
-            };
-            let (q, k) = (&unbatched(&q)?, &unbatched(&k)?);
-            attention.encode(
-                encoder,
-                AttentionArguments {
-                    lse: wants_lse.then_some(&lse),
-                    rules,
-                    ..AttentionArguments::new(q, k, &unbatched(&v)?, &unbatched(&out)?)
-                },
-            )?;
+            let lse = wants_lse.then_some(&lse);
+            let made = self.attend_with_past(gpu, encoder, &attention, &out, lse, rules)?;
             for (operation, weights) in &weights {
                 operation.encode(
                     encoder,
                     WeightsArguments {
-                        q,
-                        k,
+                        q: &self.unbatched(&made.q)?,
+                        k: &self.unbatched(&made.k)?,
                         weights,
                         rules,
                     },
                 )?;
             }
+            attended = Some(made);
             Ok(())
         })?;
 
+        let present = |joined: Option<&TensorView>| match joined {
+            Some(view) => download(&view.permute(&[0, 2, 1, 3])?),
+            None => Ok(Vec::new()),
+        };
         let mut weights = weights.iter();
         let outputs = self.outputs.iter().map(|(_, output)| match output {
             Output::Out => download(&stored),
@@ -617,10 +634,60 @@ impl AttentionCase {
             Output::Weights(_) => weights
                 .next()
                 .map_or(Ok(Vec::new()), |(_, view)| download(view)),
-            Output::PresentKey => download(&k.permute(&[0, 2, 1, 3])?),
-            Output::PresentValue => download(&v.permute(&[0, 2, 1, 3])?),
+            Output::PresentKey => present(attended.as_ref().map(|of| &of.k)),
+            Output::PresentValue => present(attended.as_ref().map(|of| &of.v)),
         });
         Ok((kernels.join(" "), outputs.collect::<Result<_>>()?))
+    }
+
+    /// Records rotary embedding, puts new keys and values behind those that are there, and attends over all.
+    ///
+    /// The one place that knows how past and new tokens come together on the GPU. Present outputs are read back
+    /// from what it gives, which is what attention read.
+    fn attend_with_past(
+        &self,
+        gpu: &Gpu,
+        encoder: &mut wgpu::CommandEncoder,
+        attention: &Attention,
+        out: &TensorView,
+        lse: Option<&TensorView>,
+        rules: RuleArguments,
+    ) -> Result<Attended> {
+        let mut q = self.q.upload(gpu)?;
+        let (mut k, mut v) = (self.k.upload(gpu)?, self.v.upload(gpu)?);
+        if let Some(rotary) = &self.rotary {
+            q = rotate(gpu, encoder, rotary, &q)?;
+            k = rotate(gpu, encoder, rotary, &k)?;
+        }
+        // Present outputs come from kernels even where there is no past: never from what was uploaded.
+        let wanted = |output| self.outputs.iter().any(|(_, own)| *own == output);
+        if self.past.is_some() || wanted(Output::PresentKey) || wanted(Output::PresentValue) {
+            let past = self.past.as_ref();
+            k = self.join(gpu, encoder, past.map(|past| (&past.k, &past.kept[..])), &k)?;
+            v = self.join(gpu, encoder, past.map(|past| (&past.v, &past.kept[..])), &v)?;
+        }
+        attention.encode(
+            encoder,
+            AttentionArguments {
+                lse,
+                rules,
+                ..AttentionArguments::new(
+                    &self.unbatched(&q)?,
+                    &self.unbatched(&k)?,
+                    &self.unbatched(&v)?,
+                    &self.unbatched(out)?,
+                )
+            },
+        )?;
+        Ok(Attended { q, k, v })
+    }
+
+    /// A view as attention takes it: without a batch axis where sequences are packed.
+    fn unbatched(&self, view: &TensorView) -> Result<TensorView> {
+        match self.problem.packed {
+            true => view.merge_axes(0..2),
+            false => Ok(view.clone()),
+        }
     }
 
     /// Past and new tokens in one tensor, as a view `(B, Tk, Hkv, D)`; what is behind them is 0.
@@ -628,12 +695,10 @@ impl AttentionCase {
         &self,
         gpu: &Gpu,
         encoder: &mut wgpu::CommandEncoder,
-        past: &Operand,
-        kept: &[usize],
+        past: Option<(&Operand, &[usize])>,
         new: &TensorView,
     ) -> Result<TensorView> {
         let copy = TensorCopy::new(gpu)?;
-        let past = past.upload(gpu)?;
         let [new_tokens, heads, channels] = [1, 2, 3].map(|axis| new.shape()[axis]);
         // Rows of 16-bit elements begin on whole words.
         let row = channels.next_multiple_of(2);
@@ -641,10 +706,14 @@ impl AttentionCase {
         let present = Tensor::empty(gpu, &shape, self.problem.kv_type)?;
         let present = present.view().slice(3, 0..channels)?;
         let present = present.permute(&[0, 2, 1, 3])?;
-        for (item, kept) in kept.iter().enumerate() {
+        let uploaded = past.map(|(past, _)| past.upload(gpu)).transpose()?;
+        for item in 0..self.problem.batch {
             let at = |view: &TensorView, tokens| view.slice(0, item..item + 1)?.slice(1, tokens);
-            copy.encode(encoder, &at(&past, 0..*kept)?, &at(&present, 0..*kept)?)?;
-            let behind = *kept..*kept + new_tokens;
+            let kept = past.map_or(0, |(_, kept)| kept[item]);
+            if let Some(past) = &uploaded {
+                copy.encode(encoder, &at(past, 0..kept)?, &at(&present, 0..kept)?)?;
+            }
+            let behind = kept..kept + new_tokens;
             copy.encode(encoder, &at(new, 0..new_tokens)?, &at(&present, behind)?)?;
         }
         Ok(present)
@@ -654,11 +723,12 @@ impl AttentionCase {
     fn by_reference(&self) -> Result<Vec<Vec<f64>>> {
         let problem = &self.problem;
         let tokens_first = |operand: &Operand| self.tokens_first(operand, None);
-        let q = tokens_first(&self.q)?;
+        let (new_q, new_k) = (self.turned(&self.q)?, self.turned(&self.k)?);
+        let q = tokens_first(&new_q)?;
         let [k, v] = match &self.past {
-            None => [tokens_first(&self.k)?, tokens_first(&self.v)?],
+            None => [tokens_first(&new_k)?, tokens_first(&self.v)?],
             Some(past) => [
-                self.tokens_first(&self.k, Some((&past.k, &past.kept)))?,
+                self.tokens_first(&new_k, Some((&past.k, &past.kept)))?,
                 self.tokens_first(&self.v, Some((&past.v, &past.kept)))?,
             ],
         };
@@ -726,6 +796,38 @@ impl AttentionCase {
         outputs.collect()
     }
 
+    /// q or new k after rotary embedding, by the reference; as it is where the case has none.
+    fn turned(&self, operand: &Operand) -> Result<Operand> {
+        let Some(rotary) = &self.rotary else {
+            return Ok(operand.clone());
+        };
+        let [batch, tokens, heads, head_dim] = operand.shape;
+        let values = reference::rotary(&reference::RotaryInputs {
+            batch,
+            tokens,
+            heads,
+            head_dim,
+            x: &self.tokens_first(operand, None)?,
+            starts: Some(&rotary.starts),
+            rotary: reference::Rotary {
+                dims: Some(rotary.dims()),
+                pairing: match rotary.interleaved {
+                    true => reference::Pairing::Interleaved,
+                    false => reference::Pairing::HalfSplit,
+                },
+                angles: reference::Angles::Tables {
+                    cos: &rotary.cos.values,
+                    sin: &rotary.sin.values,
+                },
+            },
+        })?;
+        Ok(Operand {
+            values,
+            layout: Layout::SideBySide(heads),
+            ..*operand
+        })
+    }
+
     /// `(B, T, H, D)`, with the kept tokens of a past in front; what is behind them is 0.
     fn tokens_first(&self, new: &Operand, past: Option<(&Operand, &[usize])>) -> Result<Vec<f64>> {
         let [batch, tokens, heads, channels] = new.shape;
@@ -753,6 +855,19 @@ impl AttentionCase {
         }
         Ok(values)
     }
+}
+
+/// q or new k, `(B, T, H, D)`, after rotary embedding on the GPU.
+fn rotate(
+    _gpu: &Gpu,
+    _encoder: &mut wgpu::CommandEncoder,
+    rotary: &CaseRotary,
+    _view: &TensorView,
+) -> Result<TensorView> {
+    Err(unsupported(
+        format!("rotary embedding of {} channels", rotary.dims()),
+        "the kernels do not have it yet; the reference does",
+    ))
 }
 
 /// The rules that are numbers. An f32 is exactly an f64.
