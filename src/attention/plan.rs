@@ -3,8 +3,8 @@
 use super::{AttentionProblem, rules};
 use crate::gpu::Capabilities;
 use crate::kernels::{
-    ATTEND_ALL, BIAS, Configuration, Form, Fragment, IN_ORDER, Kernel, MASK, NO_BIAS, NO_RULE, Operation,
-    PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES, compiled,
+    ATTEND_ALL, BIAS, Configuration, Form, Fragment, IN_ORDER, Kernel, MASK, NO_BIAS, NO_RULE,
+    Operation, PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES, compiled,
 };
 use crate::merge::MergeProblem;
 use crate::plan::{Plan, choose_kernel, fold};

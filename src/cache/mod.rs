@@ -93,6 +93,7 @@ impl KvCacheConfig {
             kv_len: self.capacity,
             value_dim: self.value_dim,
             kv_type: self.element_type,
+            page_size: self.pages.map(|pages| pages.size),
             rules: AttentionRules {
                 kv_lens: true,
                 ..AttentionRules::causal(Alignment::BottomRight)
@@ -594,7 +595,10 @@ impl KvCache {
             let needed = own.length.saturating_add(*new);
             if needed > capacity {
                 return Err(Error::NoRoom {
-                    what: format!("sequence {number} of the KV cache, {} tokens and {new} new ones,", own.length),
+                    what: format!(
+                        "sequence {number} of the KV cache, {} tokens and {new} new ones,",
+                        own.length
+                    ),
                     needed: needed as u64,
                     available: capacity as u64,
                     unit: "tokens",
@@ -618,7 +622,10 @@ impl KvCache {
         }
         if let Some(pool) = self.pool.as_ref().filter(|pool| wanted > pool.free_pages()) {
             return Err(Error::NoRoom {
-                what: format!("{} new tokens in the KV cache", counts.iter().sum::<usize>()),
+                what: format!(
+                    "{} new tokens in the KV cache",
+                    counts.iter().sum::<usize>()
+                ),
                 needed: wanted as u64,
                 available: pool.free_pages() as u64,
                 unit: "pages",

@@ -129,7 +129,7 @@ impl MultiHeadAttention {
         for (name, view) in [
             ("kv_lens", rules.kv_lens),
             ("q_lens", rules.q_lens),
-            //STUB            ("block_table", rules.block_table),
+            ("block_table", rules.block_table),
         ] {
             if view.is_some() {
                 let expected = "none: the cache has its own";
@@ -162,7 +162,7 @@ impl MultiHeadAttention {
             rules: RuleArguments {
                 kv_lens: Some(&lengths),
                 q_lens: tokens.map(|_| &counts),
-                //STUB                block_table: block_table.as_ref(),
+                block_table: block_table.as_ref(),
                 ..rules
             },
             ..arguments

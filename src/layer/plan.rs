@@ -232,7 +232,7 @@ impl MultiHeadAttention {
             kv_type: shape
                 .cache
                 .map_or(ElementType::F32, |cache| cache.element_type),
-            //STUB            page_size: shape.cache.and_then(|cache| Some(cache.pages?.size)),
+            page_size: shape.cache.and_then(|cache| Some(cache.pages?.size)),
             rules: AttentionRules {
                 alignment: match (cross, shape.cache) {
                     (true, _) => config.rules.alignment,
