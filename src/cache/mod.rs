@@ -311,9 +311,6 @@ impl CacheDevice {
         &self.config
     }
 
-    pub(crate) fn gpu(&self) -> &Gpu {
-        &self.gpu
-    }
 
     /// Keys and values as attention takes them.
     pub(crate) fn keys_and_values(&self) -> [&TensorView; 2] {
@@ -344,9 +341,6 @@ impl CacheDevice {
         }
     }
 
-    pub(crate) fn append_kernel(&self) -> &Append {
-        &self.append
-    }
 
     /// `(B)`: lengths.
     pub(crate) fn lengths_view(&self) -> TensorView {

@@ -3,15 +3,17 @@
 
 use super::Case;
 use super::host::{Values, download, stored_type};
-use super::kind::{Computed, Engine, Kind, Selection, unsupported};
+use super::kind::{Computed, Engine, Kind, Selection};
 use crate::attention::{
     Alignment, Attention, AttentionArguments, AttentionProblem, AttentionRules, AttentionWeights,
     RuleArguments, WeightsArguments, WeightsStage,
 };
+use crate::cache::{AppendArguments, KvCache, KvCacheConfig};
 use crate::kernels::Form;
+use crate::rotary::{Rotary, RotaryArguments, RotaryPairing};
 use crate::tensor::{Tensor, TensorView, shape_text};
 use crate::tensor_file::FileTensor;
-use crate::{ElementType, Error, Gpu, Result, TensorCopy, reference};
+use crate::{ElementType, Error, Gpu, Result, reference};
 
 pub(super) const SDPA: Kind = Kind {
     names: &["sdpa", "sdpa_grad"],
@@ -334,6 +336,16 @@ impl CaseRotary {
     pub(super) fn dims(&self) -> usize {
         self.cos.shape.last().map_or(0, |pairs| 2 * pairs)
     }
+
+    fn on(&self, gpu: &Gpu) -> Result<Rotary> {
+        let pairing = match self.interleaved {
+            true => RotaryPairing::Interleaved,
+            false => RotaryPairing::HalfSplit,
+        };
+        let values = |of: &Values| -> Vec<f32> { of.values.iter().map(|v| *v as f32).collect() };
+        let (cos, sin) = (values(&self.cos), values(&self.sin));
+        Rotary::from_tables(gpu, pairing, self.dims(), &cos, &sin)
+    }
 }
 
 /// What attention was computed from on the GPU: views `(B, T, H, D)`, k and v with the past in front.
@@ -640,7 +652,7 @@ impl AttentionCase {
         Ok((kernels.join(" "), outputs.collect::<Result<_>>()?))
     }
 
-    /// Records rotary embedding, puts new keys and values behind those that are there, and attends over all.
+    /// Records rotary embedding, appends past and new keys and values to a cache, and attends over it.
     ///
     /// The one place that knows how past and new tokens come together on the GPU. Present outputs are read back
     /// from what it gives, which is what attention read.
@@ -655,16 +667,51 @@ impl AttentionCase {
     ) -> Result<Attended> {
         let mut q = self.q.upload(gpu)?;
         let (mut k, mut v) = (self.k.upload(gpu)?, self.v.upload(gpu)?);
-        if let Some(rotary) = &self.rotary {
-            q = rotate(gpu, encoder, rotary, &q)?;
-            k = rotate(gpu, encoder, rotary, &k)?;
+        let rotary = match &self.rotary {
+            Some(rotary) => Some(rotary.on(gpu)?),
+            None => None,
+        };
+        if let (Some(rotary), Some(own)) = (&rotary, &self.rotary) {
+            let starts: Vec<u32> = own.starts.iter().map(|start| *start as u32).collect();
+            let starts = Tensor::from_slice(gpu, &[starts.len()], &starts)?.view();
+            let turned = Tensor::empty(gpu, q.shape(), q.element_type())?.view();
+            let arguments = RotaryArguments {
+                starts: Some(&starts),
+                ..RotaryArguments::new(&q, &turned)
+            };
+            rotary.encode(encoder, arguments)?;
+            q = turned;
         }
         // Present outputs come from kernels even where there is no past: never from what was uploaded.
         let wanted = |output| self.outputs.iter().any(|(_, own)| *own == output);
-        if self.past.is_some() || wanted(Output::PresentKey) || wanted(Output::PresentValue) {
-            let past = self.past.as_ref();
-            k = self.join(gpu, encoder, past.map(|past| (&past.k, &past.kept[..])), &k)?;
-            v = self.join(gpu, encoder, past.map(|past| (&past.v, &past.kept[..])), &v)?;
+        let asked = wanted(Output::PresentKey) || wanted(Output::PresentValue);
+        if self.past.is_some() || rotary.is_some() || asked {
+            let problem = &self.problem;
+            let config = KvCacheConfig {
+                value_dim: problem.value_dim,
+                element_type: problem.kv_type,
+                ..KvCacheConfig::new(
+                    problem.batch,
+                    problem.kv_len,
+                    problem.kv_heads,
+                    problem.head_dim,
+                )
+            };
+            let mut cache = KvCache::new(gpu, config)?;
+            if let Some(past) = &self.past {
+                let (k, v) = (past.k.upload(gpu)?, past.v.upload(gpu)?);
+                let arguments = AppendArguments {
+                    tokens: Some(&past.kept),
+                    ..AppendArguments::new(&k, &v)
+                };
+                cache.append(encoder, arguments)?;
+            }
+            let arguments = AppendArguments {
+                rotary: rotary.as_ref(),
+                ..AppendArguments::new(&k, &v)
+            };
+            cache.append(encoder, arguments)?;
+            (k, v) = (cache.keys(), cache.values());
         }
         attention.encode(
             encoder,
@@ -688,35 +735,6 @@ impl AttentionCase {
             true => view.merge_axes(0..2),
             false => Ok(view.clone()),
         }
-    }
-
-    /// Past and new tokens in one tensor, as a view `(B, Tk, Hkv, D)`; what is behind them is 0.
-    fn join(
-        &self,
-        gpu: &Gpu,
-        encoder: &mut wgpu::CommandEncoder,
-        past: Option<(&Operand, &[usize])>,
-        new: &TensorView,
-    ) -> Result<TensorView> {
-        let copy = TensorCopy::new(gpu)?;
-        let [new_tokens, heads, channels] = [1, 2, 3].map(|axis| new.shape()[axis]);
-        // Rows of 16-bit elements begin on whole words.
-        let row = channels.next_multiple_of(2);
-        let shape = [self.problem.batch, heads, self.problem.kv_len, row];
-        let present = Tensor::empty(gpu, &shape, self.problem.kv_type)?;
-        let present = present.view().slice(3, 0..channels)?;
-        let present = present.permute(&[0, 2, 1, 3])?;
-        let uploaded = past.map(|(past, _)| past.upload(gpu)).transpose()?;
-        for item in 0..self.problem.batch {
-            let at = |view: &TensorView, tokens| view.slice(0, item..item + 1)?.slice(1, tokens);
-            let kept = past.map_or(0, |(_, kept)| kept[item]);
-            if let Some(past) = &uploaded {
-                copy.encode(encoder, &at(past, 0..kept)?, &at(&present, 0..kept)?)?;
-            }
-            let behind = kept..kept + new_tokens;
-            copy.encode(encoder, &at(new, 0..new_tokens)?, &at(&present, behind)?)?;
-        }
-        Ok(present)
     }
 
     /// The outputs in order.
@@ -855,19 +873,6 @@ impl AttentionCase {
         }
         Ok(values)
     }
-}
-
-/// q or new k, `(B, T, H, D)`, after rotary embedding on the GPU.
-fn rotate(
-    _gpu: &Gpu,
-    _encoder: &mut wgpu::CommandEncoder,
-    rotary: &CaseRotary,
-    _view: &TensorView,
-) -> Result<TensorView> {
-    Err(unsupported(
-        format!("rotary embedding of {} channels", rotary.dims()),
-        "the kernels do not have it yet; the reference does",
-    ))
 }
 
 /// The rules that are numbers. An f32 is exactly an f64.
