@@ -3,6 +3,7 @@
 use crate::cache::{Append, Moves, Place};
 use crate::element::ElementType;
 use crate::gpu::Gpu;
+use crate::kernels::Kernel;
 use crate::plan::size;
 use crate::tensor::{Tensor, TensorView, elements};
 use crate::{Error, Result};
@@ -202,6 +203,17 @@ impl Rotary {
             append: Append::new(gpu, 0)?,
             table: Tensor::from_slice(gpu, &[positions, dims], table)?.view(),
         })
+    }
+
+    /// With a kernel of the caller's own that takes the bindings and parameters of `append`, for experiments: of
+    /// [`encode`](Self::encode), not of layers and caches.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Parameter`] for a kernel of another operation, [`Error::Shader`] if it is refused.
+    pub fn with_kernel(self, kernel: &'static Kernel) -> Result<Self> {
+        let append = Append::from_kernel(self.table.gpu(), kernel, 0)?;
+        Ok(Rotary { append, ..self })
     }
 
     /// Channels of a head that are turned (R).

@@ -2,7 +2,7 @@
 
 use super::CacheDevice;
 use crate::gpu::{Argument, Call, Gpu, Pipeline, Timestamps};
-use crate::kernels::{AppendParams, Configuration, Form, Operation};
+use crate::kernels::{AppendParams, Configuration, Form, Kernel, Operation};
 use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
@@ -62,6 +62,15 @@ impl Append {
     /// For calls that move that many pairs of elements; other calls may be made with it as well.
     pub(crate) fn new(gpu: &Gpu, pairs: u64) -> Result<Self> {
         let (kernel, _) = choose_kernel(Operation::Append, gpu.capabilities(), Some(Form::Tiled))?;
+        Self::from_kernel(gpu, kernel, pairs)
+    }
+
+    /// With a kernel of the caller's own that takes the bindings and parameters of `append`.
+    pub(crate) fn from_kernel(gpu: &Gpu, kernel: &'static Kernel, pairs: u64) -> Result<Self> {
+        if kernel.operation != Operation::Append {
+            let rule = "must be a kernel for Append";
+            return Err(Error::parameter("kernel", kernel.name, rule));
+        }
         let configuration = Configuration {
             consts: Vec::new(),
             rules: Vec::new(),

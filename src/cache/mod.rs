@@ -16,6 +16,7 @@ pub(crate) use append::{Append, Moves, Place};
 use crate::attention::{Alignment, AttentionProblem, AttentionRules};
 use crate::element::ElementType;
 use crate::gpu::{Capabilities, Gpu};
+use crate::kernels::Kernel;
 use crate::plan::size;
 use crate::rotary::Rotary;
 use crate::tensor::{Tensor, TensorView, elements, shape_text};
@@ -311,7 +312,6 @@ impl CacheDevice {
         &self.config
     }
 
-
     /// Keys and values as attention takes them.
     pub(crate) fn keys_and_values(&self) -> [&TensorView; 2] {
         [&self.k, &self.v]
@@ -340,7 +340,6 @@ impl CacheDevice {
             block_table_stride: self.config.table_width() as u32,
         }
     }
-
 
     /// `(B)`: lengths.
     pub(crate) fn lengths_view(&self) -> TensorView {
@@ -416,7 +415,21 @@ impl KvCache {
     /// [`Error::Shader`].
     pub fn new(gpu: &Gpu, config: KvCacheConfig) -> Result<Self> {
         config.check(gpu.capabilities())?;
-        let append = Append::new(gpu, 0)?;
+        Self::build(gpu, config, Append::new(gpu, 0)?)
+    }
+
+    /// [`new`](Self::new) with a kernel of the caller's own that takes the bindings and parameters of `append`, for
+    /// experiments: of [`append`](Self::append), not of layers.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and [`Error::Parameter`] for a kernel of another operation.
+    pub fn from_kernel(gpu: &Gpu, config: KvCacheConfig, kernel: &'static Kernel) -> Result<Self> {
+        config.check(gpu.capabilities())?;
+        Self::build(gpu, config, Append::from_kernel(gpu, kernel, 0)?)
+    }
+
+    fn build(gpu: &Gpu, config: KvCacheConfig, append: Append) -> Result<Self> {
         let [first, second] = config.token_axes();
         let tensor = |channels| {
             let stored = config.stored_channels(channels);
