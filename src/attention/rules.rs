@@ -231,7 +231,8 @@ impl<'a> RuleArguments<'a> {
                             "none, since the problem is not packed".to_string()
                         }
                         "block_table" if wanted => {
-                            "a tensor, since k and v lie in pages (the problem has a page_size)".into()
+                            "a tensor, since k and v lie in pages (the problem has a page_size)"
+                                .into()
                         }
                         "block_table" => "none, since the problem has no page_size".to_string(),
                         _ => format!("{} as the problem's rules say", word(wanted)),
