@@ -57,6 +57,7 @@ impl LinearProblem {
             grid,
             groups: groups as u32,
             parts: 1,
+            splits: 1,
             flops: (2 * rows * self.d_in as u64).saturating_mul(self.d_out as u64),
             workspace_bytes: 0,
             reason: format!("{reason}; {why}"),

@@ -23,6 +23,9 @@ pub struct Plan {
     /// Ranges of keys that are computed one after the other, in a dispatch each, and then merged; 1 where the whole
     /// is one dispatch.
     pub parts: u32,
+    /// Parts of the keys that workgroups of one dispatch compute side by side, and that are then merged; 1 where a workgroup
+    /// has all keys of its queries.
+    pub splits: u32,
     /// Useful floating-point operations: a multiply-add is two, causal work is counted once.
     pub flops: u64,
     /// GPU memory beyond the operands, in bytes.
@@ -36,7 +39,8 @@ impl Plan {
     pub fn dispatches(&self) -> usize {
         match (self.grid, self.parts) {
             (None, _) => 0,
-            (Some(_), 1) => 1,
+            (Some(_), 0 | 1) if self.splits > 1 => 2,
+            (Some(_), 0 | 1) => 1,
             (Some(_), parts) => parts as usize + 1,
         }
     }
@@ -55,6 +59,13 @@ impl fmt::Display for Plan {
                 f,
                 " for each of {} parts of the keys, and a merge",
                 self.parts
+            )?;
+        }
+        if self.splits > 1 {
+            write!(
+                f,
+                " with the keys in {} parts side by side, and a merge",
+                self.splits
             )?;
         }
         write!(f, ": {}", self.reason)

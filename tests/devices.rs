@@ -278,8 +278,11 @@ fn every_kernel_builds_under_webgpu_default_limits() {
                     Linear::from_plan(&gpu, problem, plan(problem.plan(gpu.capabilities())))
                         .map(drop)
                 }
-                Operation::Attention => {
-                    let problem = AttentionProblem::new(1, 1, 1, size as usize);
+                Operation::Attention | Operation::Decode => {
+                    let problem = AttentionProblem {
+                        decode: Some(kernel.operation == Operation::Decode),
+                        ..AttentionProblem::new(1, 1, 1, size as usize)
+                    };
                     let plan = plan(problem.plan(gpu.capabilities()));
                     Attention::from_plan(&gpu, problem, plan).map(drop)
                 }

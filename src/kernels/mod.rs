@@ -19,6 +19,8 @@ mod attention_lanes;
 mod attention_tiled;
 mod attention_weights;
 mod copy;
+mod decode_lanes;
+mod decode_tiled;
 mod linear_lanes;
 mod linear_tiled;
 mod merge;
@@ -35,6 +37,8 @@ use std::fmt;
 pub static KERNELS: &[&Kernel] = &[
     &attention_tiled::KERNEL,
     &attention_lanes::KERNEL,
+    &decode_tiled::KERNEL,
+    &decode_lanes::KERNEL,
     &attention_weights::KERNEL,
     &merge::KERNEL,
     &linear_tiled::KERNEL,
@@ -55,6 +59,8 @@ pub enum Operation {
     Linear,
     /// Scores, mask, softmax and values in one pass.
     Attention,
+    /// The same of few queries over many keys, which it splits in parts.
+    Decode,
     /// The probabilities themselves.
     Weights,
     /// Attention over all keys from attention over parts of them.
@@ -118,6 +124,14 @@ pub static APPEND_PARAMS: Fragment = fragment!("shared/append_params");
 pub static CACHE_ROW: Fragment = fragment!("shared/cache_row");
 /// `CopyParams`.
 pub static COPY_PARAMS: Fragment = fragment!("shared/copy_params");
+/// How decode kernels share out work.
+pub static SHARE: Fragment = fragment!("shared/share");
+/// Four channels of k or v in one load, f32.
+pub static FOURS_F32: Fragment = fragment!("shared/fours_f32");
+/// Four channels of k or v in one load, 16 bits each.
+pub static FOURS_HALF: Fragment = fragment!("shared/fours_half");
+/// Four channels of k or v in four loads, of any type, wherever they begin.
+pub static FOURS_ANY: Fragment = fragment!("shared/fours_any");
 /// Rule: no mask.
 pub static ATTEND_ALL: Fragment = fragment!("rules/attend_all");
 /// Rule: a mask of pairs.
