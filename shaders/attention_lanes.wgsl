@@ -86,14 +86,13 @@ fn attention_lanes(
         total[r] = select(0.0, 1.0, sinks);
     }
     let kv_head = head / params.group;
-    let k_base = params.k_offset + batch * params.k_batch_stride + kv_head * params.k_head_stride
-        + item.k_start * params.k_token_stride;
-    let v_base = params.v_offset + batch * params.v_batch_stride + kv_head * params.v_head_stride
-        + item.k_start * params.v_token_stride;
+    let k_base = params.k_offset + batch * params.k_batch_stride + kv_head * params.k_head_stride;
+    let v_base = params.v_offset + batch * params.v_batch_stride + kv_head * params.v_head_stride;
 
     for (var key = seen_from; key < seen_to; key++) {
-        let k_row = k_base + key * params.k_token_stride;
-        let v_row = v_base + key * params.v_token_stride;
+        let token = key_row(item, key);
+        let k_row = k_base + token * params.k_token_stride;
+        let v_row = v_base + token * params.v_token_stride;
 
         var score = array<f32, ROWS>();
         // @unroll

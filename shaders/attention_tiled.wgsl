@@ -77,10 +77,8 @@ fn attention_tiled(
     let kv_head = head / params.group;
     let q_base = params.q_offset + batch * params.q_batch_stride + head * params.q_head_stride
         + item.q_start * params.q_token_stride;
-    let k_base = params.k_offset + batch * params.k_batch_stride + kv_head * params.k_head_stride
-        + item.k_start * params.k_token_stride;
-    let v_base = params.v_offset + batch * params.v_batch_stride + kv_head * params.v_head_stride
-        + item.k_start * params.v_token_stride;
+    let k_base = params.k_offset + batch * params.k_batch_stride + kv_head * params.k_head_stride;
+    let v_base = params.v_offset + batch * params.v_batch_stride + kv_head * params.v_head_stride;
     let first_row = local.y * ROWS;
 
     var from_key = array<u32, ROWS>();
@@ -124,7 +122,7 @@ fn attention_tiled(
                 let channel = chunk + e % CHUNK;
                 var value = 0.0;
                 if (key < seen_to && channel < params.head_dim) {
-                    let at = k_base + key * params.k_token_stride + channel;
+                    let at = k_base + key_row(item, key) * params.k_token_stride + channel;
                     value = value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE);
                 }
                 staged[K_START + (e % CHUNK) * K_STRIDE + e / CHUNK] = value;
@@ -215,7 +213,7 @@ fn attention_tiled(
                 let channel = e % VALUE_DIM;
                 var value = 0.0;
                 if (key < seen_to && channel < params.value_dim) {
-                    let at = v_base + key * params.v_token_stride + channel;
+                    let at = v_base + key_row(item, key) * params.v_token_stride + channel;
                     value = value_of(v[word_of(at, KV_TYPE)], at, KV_TYPE);
                 }
                 staged[e] = value;

@@ -49,8 +49,7 @@ fn attention_weights(
 
     let q_base = params.q_offset + batch * params.q_batch_stride + head * params.q_head_stride
         + (item.q_start + min(query, max(item.rows, 1u) - 1u)) * params.q_token_stride;
-    let k_base = params.k_offset + batch * params.k_batch_stride + head / params.group * params.k_head_stride
-        + item.k_start * params.k_token_stride;
+    let k_base = params.k_offset + batch * params.k_batch_stride + head / params.group * params.k_head_stride;
     let row = params.out_offset + batch * params.out_batch_stride + head * params.out_head_stride
         + query * params.out_token_stride;
 
@@ -60,9 +59,10 @@ fn attention_weights(
         var product = 0.0;
         // Keys past a packed sequence are not read: their memory is another's.
         if (key < item.keys) {
+            let k_row = k_base + key_row(item, key) * params.k_token_stride;
             for (var d = 0u; d < params.head_dim; d++) {
                 let q_at = q_base + d;
-                let k_at = k_base + key * params.k_token_stride + d;
+                let k_at = k_row + d;
                 let q_d = value_of(q[word_of(q_at, params.q_type)], q_at, params.q_type) * params.scale;
                 product = fma(q_d, value_of(k[word_of(k_at, KV_TYPE)], k_at, KV_TYPE), product);
             }

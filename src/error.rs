@@ -51,6 +51,21 @@ pub enum Error {
         adapter: String,
     },
 
+    /// Something that the caller made has no room left. Nothing was recorded, and it is as it was.
+    #[error("{what} needs room for {needed} {unit}, and there is room for {available}; {remedy}")]
+    NoRoom {
+        /// What was to go where.
+        what: String,
+        /// How much was needed.
+        needed: u64,
+        /// How much there is.
+        available: u64,
+        /// What they count.
+        unit: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+
     /// The request is sound but larger than this device or this crate allows. Nothing was allocated.
     #[error(
         "{what} needs {needed} {unit}, but {limit} allows {available}; make the problem smaller, or open the device with a higher limit if the adapter has one"

@@ -88,8 +88,8 @@ pub use error::{Error, Result};
 #[cfg(not(target_family = "wasm"))]
 pub use gpu::adapters_blocking;
 pub use gpu::{
-    AdapterReport, Capabilities, Gpu, GpuOptions, LimitProfile, ObjectsMade, Span, Timestamps, adapters,
-    install_hint,
+    AdapterReport, Capabilities, Gpu, GpuOptions, LimitProfile, ObjectsMade, Span, Timestamps,
+    adapters, install_hint,
 };
 pub use kernels::Form;
 pub use layer::{

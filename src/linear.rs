@@ -291,9 +291,24 @@ impl Linear {
 
 //STUB begin
 pub(crate) struct CacheColumns;
-impl CacheColumns { pub(crate) fn new(_: usize, _: &crate::cache::KvCacheConfig) -> Self { CacheColumns } }
+impl CacheColumns {
+    pub(crate) fn new(_: usize, _: &crate::cache::KvCacheConfig) -> Self {
+        CacheColumns
+    }
+}
 pub(crate) struct CacheArguments;
 impl Linear {
-    pub(crate) fn into_cache(_: &Gpu, _: LinearProblem, _: CacheColumns) -> Result<Self> { unimplemented!() }
-    pub(crate) fn encode_into_cache(&self, _: &mut wgpu::CommandEncoder, _: LinearArguments<'_>, _: &CacheArguments, _: &str, _: Option<&mut Timestamps>) -> Result<()> { unimplemented!() }
+    pub(crate) fn into_cache(_: &Gpu, _: LinearProblem, _: CacheColumns) -> Result<Self> {
+        unimplemented!()
+    }
+    pub(crate) fn encode_into_cache(
+        &self,
+        _: &mut wgpu::CommandEncoder,
+        _: LinearArguments<'_>,
+        _: &CacheArguments,
+        _: &str,
+        _: Option<&mut Timestamps>,
+    ) -> Result<()> {
+        unimplemented!()
+    }
 }

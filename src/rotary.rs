@@ -3,6 +3,7 @@
 use crate::cache::{Append, Moves, Place};
 use crate::element::ElementType;
 use crate::gpu::Gpu;
+use crate::kernels::Kernel;
 use crate::plan::size;
 use crate::tensor::{Tensor, TensorView, elements};
 use crate::{Error, Result};
@@ -204,6 +205,17 @@ impl Rotary {
         })
     }
 
+    /// With a kernel of the caller's own that takes the bindings and parameters of `append`, for experiments: of
+    /// [`encode`](Self::encode), not of layers and caches.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Parameter`] for a kernel of another operation, [`Error::Shader`] if it is refused.
+    pub fn with_kernel(self, kernel: &'static Kernel) -> Result<Self> {
+        let append = Append::from_kernel(self.table.gpu(), kernel, 0)?;
+        Ok(Rotary { append, ..self })
+    }
+
     /// Channels of a head that are turned (R).
     pub fn dims(&self) -> usize {
         self.dims
@@ -232,17 +244,17 @@ impl Rotary {
         Err(Error::parameter("dims", self.dims, rule))
     }
 
-    /// [`Error::LimitExceeded`] unless there are angles for that many positions.
+    /// [`Error::NoRoom`] unless there are angles for that many positions.
     pub(crate) fn expect_positions(&self, needed: usize) -> Result<()> {
         if needed <= self.positions {
             return Ok(());
         }
-        Err(Error::LimitExceeded {
+        Err(Error::NoRoom {
             what: "rotary embedding".into(),
-            limit: "the positions that it has angles for".into(),
             needed: needed as u64,
             available: self.positions as u64,
             unit: "positions",
+            remedy: "make it with angles for more positions",
         })
     }
 
@@ -251,7 +263,7 @@ impl Rotary {
     /// # Errors
     ///
     /// [`Error::Shape`], [`Error::Type`], [`Error::Layout`], [`Error::OtherDevice`]; [`Error::Parameter`] for heads of
-    /// fewer channels than are turned; [`Error::LimitExceeded`] for positions that there are no angles for. Nothing was
+    /// fewer channels than are turned; [`Error::NoRoom`] for positions that there are no angles for. Nothing was
     /// recorded then.
     pub fn encode(
         &self,

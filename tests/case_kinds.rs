@@ -28,6 +28,7 @@ const EXAMPLES: &[&str] = &[
     "onnx/onnx__local_window_gqa_rank4_mask",
     "onnx/onnx__3d_diff_heads_sizes_scaled",
     "ort/ort__gqa_sink_decode_window_B1_8_2_P17_D64",
+    "ort/ort__gqa_rotary_interleaved_decode_B1_4_2_P10_D32",
     "ort/ort__mha_pad2d_B2_H4_S11_L11_D24",
     "ort/ort__mha_cross_Dv8_B1_H3_S9_L6_D16",
     "ort/ort__mha_abias_bcast_B2_H3_S8_L13_D16",
@@ -233,7 +234,6 @@ const WORDS: &[&str] = &[
     "poison",
     "qkv_bias",
     "role",
-    "rotary",
     "tags",
 ];
 

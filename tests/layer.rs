@@ -206,6 +206,7 @@ impl Setup {
                 qkv_bias: qkv_bias.as_deref(),
                 output_weight: output.as_deref(),
                 output_bias: output.as_ref().and(output_bias.as_deref()),
+                rotary: None,
                 rules: reference::Rules {
                     // In self-attention a token's own key is its own.
                     alignment: match (inputs.rules.alignment, &self.source) {

@@ -74,7 +74,15 @@ struct AttentionParams {
     slopes_at: u32,
     slopes_batch_stride: u32,
     sinks_at: u32,
+    // Keys a page, where k and v lie in pages; 0: they do not.
+    page_size: u32,
+    block_table_at: u32,
+    block_table_stride: u32,
     rule_data_offset: u32,
+    // decode kernels only: parts of the keys inside of the one grid, and from one part's results to the next one's.
+    parts: u32,
+    out_part_stride: u32,
+    lse_part_stride: u32,
     // attention_weights only. stage: 0 products, 1 capped, 2 masked, 3 weights.
     stage: u32,
     weights_key_stride: u32,

@@ -23,9 +23,10 @@ use std::sync::Arc;
 pub struct AttentionArguments<'a> {
     /// `(B, Tq, H, D)`, of the problem's `q_type`.
     pub q: &'a TensorView,
-    /// `(B, Tk, Hkv, D)`, of the problem's `kv_type`.
+    /// `(B, Tk, Hkv, D)`, of the problem's `kv_type`; where it has a `page_size`, pages `(P, page_size, Hkv, D)`, any
+    /// number of them, one behind the other in memory.
     pub k: &'a TensorView,
-    /// `(B, Tk, Hkv, Dv)`, of the problem's `kv_type`.
+    /// `(B, Tk, Hkv, Dv)`, of the problem's `kv_type`; in as many pages as k.
     pub v: &'a TensorView,
     /// `(B, Tq, H, Dv)`, of the problem's `out_type`; overwritten. May not share a buffer with the others. Rows of
     /// 16-bit elements begin on whole words: its offset and its strides for batch, token and head are even.
@@ -348,6 +349,37 @@ impl Attention {
     }
 }
 
+/// Pages `(P, page_size, heads, channels)` as `(1, P * page_size, heads, channels)`.
+fn paged(
+    name: &str,
+    view: &TensorView,
+    page_size: usize,
+    heads: usize,
+    channels: usize,
+) -> Result<TensorView> {
+    let pages = match *view.shape() {
+        [pages, ref rest @ ..] if *rest == [page_size, heads, channels] => pages,
+        _ => {
+            let expected = format!(
+                "(pages, {page_size}, {heads}, {channels}), since k and v lie in pages of {page_size}"
+            );
+            return Err(Error::shape(name, expected, shape_text(view.shape())));
+        }
+    };
+    let tokens = pages.saturating_mul(page_size);
+    crate::plan::size(name, tokens)?;
+    let merged = view.merge_axes(0..2).map_err(|_| Error::Layout {
+        argument: name.into(),
+        problem: format!(
+            "its pages do not follow one another in memory as their tokens do (shape {}, strides {})",
+            shape_text(view.shape()),
+            shape_text(view.strides())
+        ),
+        remedy: "pages and the tokens in them must be one axis: keep pages token-major, (P, page_size, Hkv, D), one behind the other".into(),
+    })?;
+    Ok(merged.unsqueeze(0))
+}
+
 /// Which tokens an operand runs along.
 #[derive(Clone, Copy)]
 pub(super) enum Side {
@@ -356,7 +388,8 @@ pub(super) enum Side {
 }
 
 impl AttentionProblem {
-    /// An operand as `(B, T, heads, channels)`: one of a packed problem gets a batch axis of 1.
+    /// An operand as `(B, T, heads, channels)`: one of a packed problem gets a batch axis of 1, and so do pages, whose
+    /// tokens are then one axis.
     pub(super) fn batched(
         &self,
         name: &str,
@@ -369,6 +402,9 @@ impl AttentionProblem {
             Side::Queries => self.q_len,
             Side::Keys => self.kv_len,
         };
+        if let (Side::Keys, Some(page_size)) = (side, self.page_size) {
+            return paged(name, view, page_size, heads, channels);
+        }
         if !self.packed {
             view.expect_shape(name, &[self.batch, tokens, heads, channels])?;
             return Ok(view.clone());
@@ -440,6 +476,9 @@ impl AttentionProblem {
             slopes_at: places.slopes,
             slopes_batch_stride: places.slopes_batch_stride,
             sinks_at: places.sinks,
+            page_size: self.page_size.unwrap_or(0) as u32,
+            block_table_at: places.block_table,
+            block_table_stride: self.pages() as u32,
             rule_data_offset: first(pairs.data_at),
             ..Default::default()
         })

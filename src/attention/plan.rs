@@ -3,8 +3,8 @@
 use super::{AttentionProblem, rules};
 use crate::gpu::Capabilities;
 use crate::kernels::{
-    ATTEND_ALL, BIAS, Configuration, Form, Fragment, Kernel, MASK, NO_BIAS, NO_RULE, Operation,
-    PLAIN_SCORES, RULE_DATA, SCORE_RULES, compiled,
+    ATTEND_ALL, BIAS, Configuration, Form, Fragment, IN_ORDER, Kernel, MASK, NO_BIAS, NO_RULE,
+    Operation, PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES, compiled,
 };
 use crate::merge::MergeProblem;
 use crate::plan::{Plan, choose_kernel, fold};
@@ -229,6 +229,8 @@ impl AttentionProblem {
             let bias = self.rules.bias || self.rules.rule.is_none();
             fragments.push(if bias { &BIAS } else { &NO_BIAS }.clone());
         }
+        let paged = self.page_size.is_some();
+        fragments.push(if paged { &PAGES } else { &IN_ORDER }.clone());
         match &self.rules.rule {
             None => fragments.push(NO_RULE.clone()),
             Some(rule) => {

@@ -60,6 +60,10 @@ pub struct AttentionProblem {
     /// # }
     /// ```
     pub packed: bool,
+    /// Whether k and v lie in pages of that many tokens, `(P, page_size, Hkv, D)`, as caches do: each batch item's row of
+    /// [`RuleArguments::block_table`](crate::RuleArguments::block_table) names its pages in order. At least 1; not
+    /// together with `packed`.
+    pub page_size: Option<usize>,
     /// Who may attend, and what a score becomes.
     pub rules: AttentionRules,
     /// Only these keys are seen; indices and rules stay those of the whole. Several such parts, each with its
@@ -73,6 +77,9 @@ pub struct AttentionProblem {
     pub out_type: ElementType,
     /// The form of the kernel; `None` leaves it to the planner.
     pub form: Option<Form>,
+    /// Whether the kernels for few queries compute it, which split the keys; `None` leaves it to the planner, which takes
+    /// them for up to 8 queries.
+    pub decode: Option<bool>,
 }
 
 /// Tokens along one axis at most: positions and their differences are 32-bit numbers with a sign.
@@ -90,12 +97,14 @@ impl AttentionProblem {
             head_dim,
             value_dim: head_dim,
             packed: false,
+            page_size: None,
             rules: AttentionRules::default(),
             keys: None,
             q_type: ElementType::F32,
             kv_type: ElementType::F32,
             out_type: ElementType::F32,
             form: None,
+            decode: None,
         }
     }
 
@@ -169,6 +178,16 @@ impl AttentionProblem {
                 "must be TopLeft or BottomRight, since causal, windows and ALiBi count from a query's own key and there may be more keys than queries, or fewer",
             ));
         }
+        if let Some(page_size) = self.page_size {
+            if page_size == 0 {
+                return Err(Error::parameter("page_size", 0, "must be at least 1"));
+            }
+            size("page_size", page_size)?;
+            if self.packed {
+                let rule = "must be none where sequences are packed: a block table has a row for each batch item";
+                return Err(Error::parameter("page_size", page_size, rule));
+            }
+        }
         if let Some(keys) = &self.keys
             && (keys.start > keys.end || keys.end > self.kv_len)
         {
@@ -208,6 +227,12 @@ impl AttentionProblem {
             self.rules.window_right
         };
         (side(self.rules.window_left), side(right))
+    }
+
+    /// Entries of a batch item's row of the block table.
+    pub(super) fn pages(&self) -> usize {
+        self.page_size
+            .map_or(0, |size| self.kv_len.div_ceil(size.max(1)))
     }
 
     /// The keys that are seen at all.

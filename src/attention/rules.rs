@@ -136,6 +136,9 @@ pub struct RuleArguments<'a> {
     pub cu_seqlens_q: Option<&'a TensorView>,
     /// The same for k and v.
     pub cu_seqlens_k: Option<&'a TensorView>,
+    /// Problems with pages only: `(B, ceil(kv_len / page_size))`, u32, contiguous: which pages a batch item's keys lie in,
+    /// in order. (A number past the last page counts as the last one; entries past an item's `kv_lens` may be anything.)
+    pub block_table: Option<&'a TensorView>,
 }
 
 /// A small operand: kernels find all of them in one buffer.
@@ -154,6 +157,7 @@ pub(super) struct TablePlaces {
     pub(super) slopes: u32,
     pub(super) slopes_batch_stride: u32,
     pub(super) sinks: u32,
+    pub(super) block_table: u32,
 }
 
 /// Twin of `NONE` in shaders/shared/item.wgsl.
@@ -178,6 +182,10 @@ pub(super) fn table_words(problem: &AttentionProblem) -> (u64, usize) {
         // (B, H) at most
         (rules.alibi, batch.max(1).saturating_mul(heads)),
         (rules.sinks, heads),
+        (
+            problem.page_size.is_some(),
+            batch.saturating_mul(problem.pages() as u64),
+        ),
     ];
     sizes
         .into_iter()
@@ -203,6 +211,7 @@ impl<'a> RuleArguments<'a> {
             ("sinks", rules.sinks, self.sinks),
             ("cu_seqlens_q", problem.packed, self.cu_seqlens_q),
             ("cu_seqlens_k", problem.packed, self.cu_seqlens_k),
+            ("block_table", problem.page_size.is_some(), self.block_table),
             (
                 "rule_data",
                 rules.rule.as_ref().is_some_and(Rule::reads_data),
@@ -221,6 +230,11 @@ impl<'a> RuleArguments<'a> {
                         "cu_seqlens_q" | "cu_seqlens_k" => {
                             "none, since the problem is not packed".to_string()
                         }
+                        "block_table" if wanted => {
+                            "a tensor, since k and v lie in pages (the problem has a page_size)"
+                                .into()
+                        }
+                        "block_table" => "none, since the problem has no page_size".to_string(),
                         _ => format!("{} as the problem's rules say", word(wanted)),
                     },
                     word(!wanted),
@@ -255,6 +269,8 @@ impl<'a> RuleArguments<'a> {
         let starts = [batch.saturating_add(1)];
         expect("cu_seqlens_q", self.cu_seqlens_q, &starts, ElementType::U32)?;
         expect("cu_seqlens_k", self.cu_seqlens_k, &starts, ElementType::U32)?;
+        let table = [batch, problem.pages()];
+        expect("block_table", self.block_table, &table, ElementType::U32)?;
         match self.slopes {
             Some(slopes) if slopes.shape().len() == 2 => {
                 expect("slopes", Some(slopes), &[batch, heads], ElementType::F32)?;
@@ -277,7 +293,7 @@ impl<'a> RuleArguments<'a> {
     }
 
     /// All of them by name, for the checks that every operand goes through.
-    pub(super) fn named(&self) -> [(&'static str, Option<&'a TensorView>); 9] {
+    pub(super) fn named(&self) -> [(&'static str, Option<&'a TensorView>); 10] {
         [
             ("mask", self.mask),
             ("bias", self.bias),
@@ -288,10 +304,11 @@ impl<'a> RuleArguments<'a> {
             ("sinks", self.sinks),
             ("cu_seqlens_q", self.cu_seqlens_q),
             ("cu_seqlens_k", self.cu_seqlens_k),
+            ("block_table", self.block_table),
         ]
     }
 
-    fn tables(&self) -> [Table<'a>; 6] {
+    fn tables(&self) -> [Table<'a>; 7] {
         let table = |name, view| Table { name, view };
         [
             table("q_lens", self.q_lens),
@@ -300,6 +317,7 @@ impl<'a> RuleArguments<'a> {
             table("cu_seqlens_k", self.cu_seqlens_k),
             table("slopes", self.slopes),
             table("sinks", self.sinks),
+            table("block_table", self.block_table),
         ]
     }
 
@@ -356,7 +374,7 @@ impl<'a> RuleArguments<'a> {
         workspace: Option<&Tensor>,
     ) -> Result<(Option<TensorView>, TablePlaces)> {
         let tables = self.tables();
-        let mut places = [NONE; 6];
+        let mut places = [NONE; 7];
         let whole = match (self.one_window(), workspace) {
             (Some(window), _) => {
                 let bound = first(window.bind("tables")?);
@@ -384,7 +402,15 @@ impl<'a> RuleArguments<'a> {
             // There is none.
             (None, None) => None,
         };
-        let [q_lens, kv_lens, cu_seqlens_q, cu_seqlens_k, slopes, sinks] = places;
+        let [
+            q_lens,
+            kv_lens,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            slopes,
+            sinks,
+            block_table,
+        ] = places;
         let slopes_batch_stride = match self.slopes.map(TensorView::shape) {
             Some([_, heads]) => *heads as u32,
             _ => 0,
@@ -397,6 +423,7 @@ impl<'a> RuleArguments<'a> {
             slopes,
             slopes_batch_stride,
             sinks,
+            block_table,
         };
         Ok((whole, places))
     }

@@ -2,7 +2,7 @@
 
 use super::CacheDevice;
 use crate::gpu::{Argument, Call, Gpu, Pipeline, Timestamps};
-use crate::kernels::{AppendParams, Configuration, Form, Operation};
+use crate::kernels::{AppendParams, Configuration, Form, Kernel, Operation};
 use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
@@ -39,7 +39,10 @@ pub(crate) enum Place<'a> {
         starts: Option<&'a TensorView>,
     },
     /// Behind what a cache has; `counts`: with each sequence's own number of new tokens.
-    Cache { cache: &'a CacheDevice, counts: bool },
+    Cache {
+        cache: &'a CacheDevice,
+        counts: bool,
+    },
 }
 
 /// Operands that were found sound, ready to be recorded.
@@ -59,6 +62,15 @@ impl Append {
     /// For calls that move that many pairs of elements; other calls may be made with it as well.
     pub(crate) fn new(gpu: &Gpu, pairs: u64) -> Result<Self> {
         let (kernel, _) = choose_kernel(Operation::Append, gpu.capabilities(), Some(Form::Tiled))?;
+        Self::from_kernel(gpu, kernel, pairs)
+    }
+
+    /// With a kernel of the caller's own that takes the bindings and parameters of `append`.
+    pub(crate) fn from_kernel(gpu: &Gpu, kernel: &'static Kernel, pairs: u64) -> Result<Self> {
+        if kernel.operation != Operation::Append {
+            let rule = "must be a kernel for Append";
+            return Err(Error::parameter("kernel", kernel.name, rule));
+        }
         let configuration = Configuration {
             consts: Vec::new(),
             rules: Vec::new(),
@@ -145,15 +157,22 @@ impl Append {
             let [k_cache, v_cache] = cache.rows();
             let mut inputs = vec![("k", Some(k)), ("v", Some(v))];
             inputs.extend(moves.q.map(|(name, q, ..)| (name, Some(q))));
-            check_operands(&self.gpu, &inputs, &[("the cache's keys", k_cache), ("the cache's values", v_cache)])?;
+            check_operands(
+                &self.gpu,
+                &inputs,
+                &[
+                    ("the cache's keys", k_cache),
+                    ("the cache's values", v_cache),
+                ],
+            )?;
             let [k_at, v_at] = [k.bind("k")?, v.bind("v")?];
             let [k_to, v_to] = [k_cache.bind("keys")?, v_cache.bind("values")?];
             arguments.push(("k", argument(Some(k), k_at)));
             arguments.push(("v", argument(Some(v), v_at)));
             arguments.push(("k_cache", argument(Some(k_cache), k_to)));
             arguments.push(("v_cache", argument(Some(v_cache), v_to)));
-            pairs += kv_heads as u64
-                * ((head_dim as u64).div_ceil(2) + (value_dim as u64).div_ceil(2));
+            pairs +=
+                kv_heads as u64 * ((head_dim as u64).div_ceil(2) + (value_dim as u64).div_ceil(2));
             params = AppendParams {
                 k_heads: kv_heads as u32,
                 v_heads: kv_heads as u32,
@@ -181,7 +200,10 @@ impl Append {
             };
         }
         match moves.place {
-            Place::Positions { first: from, starts } => {
+            Place::Positions {
+                first: from,
+                starts,
+            } => {
                 params.first_position = from as u32;
                 if let Some(starts) = starts {
                     starts.expect_gpu("starts", &self.gpu)?;
@@ -196,7 +218,11 @@ impl Append {
                 let at = tables.bind("the cache's lengths")?;
                 let places = cache.table_places();
                 params.lengths_at = first(at);
-                params.counts_at = if counts { first(at) + places.counts } else { NONE };
+                params.counts_at = if counts {
+                    first(at) + places.counts
+                } else {
+                    NONE
+                };
                 params.capacity = config.capacity as u32;
                 if let Some(pages) = config.pages {
                     params.page_size = pages.size as u32;

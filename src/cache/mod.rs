@@ -16,6 +16,7 @@ pub(crate) use append::{Append, Moves, Place};
 use crate::attention::{Alignment, AttentionProblem, AttentionRules};
 use crate::element::ElementType;
 use crate::gpu::{Capabilities, Gpu};
+use crate::kernels::Kernel;
 use crate::plan::size;
 use crate::rotary::Rotary;
 use crate::tensor::{Tensor, TensorView, elements, shape_text};
@@ -93,6 +94,7 @@ impl KvCacheConfig {
             kv_len: self.capacity,
             value_dim: self.value_dim,
             kv_type: self.element_type,
+            page_size: self.pages.map(|pages| pages.size),
             rules: AttentionRules {
                 kv_lens: true,
                 ..AttentionRules::causal(Alignment::BottomRight)
@@ -159,8 +161,14 @@ impl KvCacheConfig {
         let tables = elements("the block tables", &[self.batch, self.table_width() + 2])? * 4;
         let available = capabilities.max_binding_bytes;
         for (what, needed) in [
-            ("the cache's keys", self.tensor_bytes("the cache's keys", self.head_dim)?),
-            ("the cache's values", self.tensor_bytes("the cache's values", self.value_dim)?),
+            (
+                "the cache's keys",
+                self.tensor_bytes("the cache's keys", self.head_dim)?,
+            ),
+            (
+                "the cache's values",
+                self.tensor_bytes("the cache's values", self.value_dim)?,
+            ),
             ("the cache's block tables", tables),
         ] {
             if needed > available {
@@ -304,10 +312,6 @@ impl CacheDevice {
         &self.config
     }
 
-    pub(crate) fn gpu(&self) -> &Gpu {
-        &self.gpu
-    }
-
     /// Keys and values as attention takes them.
     pub(crate) fn keys_and_values(&self) -> [&TensorView; 2] {
         [&self.k, &self.v]
@@ -335,10 +339,6 @@ impl CacheDevice {
             block_table: 2 * self.config.batch as u32,
             block_table_stride: self.config.table_width() as u32,
         }
-    }
-
-    pub(crate) fn append_kernel(&self) -> &Append {
-        &self.append
     }
 
     /// `(B)`: lengths.
@@ -387,15 +387,18 @@ impl CacheDevice {
         let (Some(pages), Some(scratch)) = (self.config.pages, &self.scratch) else {
             return Ok(());
         };
-        for (view, channels) in [(&self.k, self.config.head_dim), (&self.v, self.config.value_dim)]
-        {
+        for (view, channels) in [
+            (&self.k, self.config.head_dim),
+            (&self.v, self.config.value_dim),
+        ] {
             let row = (self.config.kv_heads * self.config.stored_channels(channels)) as u64
                 * self.config.element_type.size();
             let (page_bytes, bytes) = (row * pages.size as u64, row * rows as u64);
             let buffer = view.buffer();
             let (from, to) = (u64::from(from) * page_bytes, u64::from(to) * page_bytes);
             let copy = scratch.buffer();
-            self.gpu.record_copy(encoder, buffer, from, copy, 0, bytes)?;
+            self.gpu
+                .record_copy(encoder, buffer, from, copy, 0, bytes)?;
             self.gpu.record_copy(encoder, copy, 0, buffer, to, bytes)?;
         }
         Ok(())
@@ -412,7 +415,21 @@ impl KvCache {
     /// [`Error::Shader`].
     pub fn new(gpu: &Gpu, config: KvCacheConfig) -> Result<Self> {
         config.check(gpu.capabilities())?;
-        let append = Append::new(gpu, 0)?;
+        Self::build(gpu, config, Append::new(gpu, 0)?)
+    }
+
+    /// [`new`](Self::new) with a kernel of the caller's own that takes the bindings and parameters of `append`, for
+    /// experiments: of [`append`](Self::append), not of layers.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and [`Error::Parameter`] for a kernel of another operation.
+    pub fn from_kernel(gpu: &Gpu, config: KvCacheConfig, kernel: &'static Kernel) -> Result<Self> {
+        config.check(gpu.capabilities())?;
+        Self::build(gpu, config, Append::from_kernel(gpu, kernel, 0)?)
+    }
+
+    fn build(gpu: &Gpu, config: KvCacheConfig, append: Append) -> Result<Self> {
         let [first, second] = config.token_axes();
         let tensor = |channels| {
             let stored = config.stored_channels(channels);
@@ -524,7 +541,7 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// [`Error::LimitExceeded`] past the capacity, where the pool has too few pages, or where rotary embedding has too
+    /// [`Error::NoRoom`] past the capacity, where the pool has too few pages, or where rotary embedding has too
     /// few positions; [`Error::Shape`], [`Error::Type`], [`Error::Layout`], [`Error::OtherDevice`],
     /// [`Error::Parameter`]. Nothing was recorded then, and the cache is as it was.
     pub fn append(
@@ -584,19 +601,23 @@ impl KvCache {
         for (number, (own, new)) in self.sequences.iter().zip(&counts).enumerate() {
             let needed = own.length.saturating_add(*new);
             if needed > capacity {
-                return Err(Error::LimitExceeded {
-                    what: format!("sequence {number} of the KV cache, {} tokens and {new} new ones", own.length),
-                    limit: "its capacity".into(),
+                return Err(Error::NoRoom {
+                    what: format!(
+                        "sequence {number} of the KV cache, {} tokens and {new} new ones,",
+                        own.length
+                    ),
                     needed: needed as u64,
                     available: capacity as u64,
                     unit: "tokens",
+                    remedy: "truncate or reset it, or make the cache with a larger capacity",
                 });
             }
             if let Some(rotary) = rotary {
                 rotary.expect_positions(needed)?;
             }
             if let (Some(pages), Some(pool)) = (pages, &self.pool) {
-                wanted += needed.div_ceil(pages.size) - own.pages.len().min(needed.div_ceil(pages.size));
+                wanted +=
+                    needed.div_ceil(pages.size) - own.pages.len().min(needed.div_ceil(pages.size));
                 if let Some(page) = own.partial_page(pages.size).filter(|_| *new > 0) {
                     let leaving = left.entry(page).or_default();
                     if pool.users(page) > *leaving + 1 {
@@ -607,12 +628,15 @@ impl KvCache {
             }
         }
         if let Some(pool) = self.pool.as_ref().filter(|pool| wanted > pool.free_pages()) {
-            return Err(Error::LimitExceeded {
-                what: format!("{} new tokens in the KV cache", counts.iter().sum::<usize>()),
-                limit: "free pages of the pool".into(),
+            return Err(Error::NoRoom {
+                what: format!(
+                    "{} new tokens in the KV cache",
+                    counts.iter().sum::<usize>()
+                ),
                 needed: wanted as u64,
                 available: pool.free_pages() as u64,
                 unit: "pages",
+                remedy: "truncate or reset sequences, or make the cache with more pages",
             });
         }
         Ok(Appending { counts, told })
@@ -677,7 +701,11 @@ impl KvCache {
             // Pages that follow one another are one copy.
             while own.written < own.pages.len() {
                 let rest = &own.pages[own.written..];
-                let run = rest.windows(2).take_while(|two| two[1] == two[0] + 1).count() + 1;
+                let run = rest
+                    .windows(2)
+                    .take_while(|two| two[1] == two[0] + 1)
+                    .count()
+                    + 1;
                 let at = 2 * batch + number * width + own.written;
                 device.record_numbers(encoder, at, rest[0] as usize, run)?;
                 own.written += run;
@@ -777,12 +805,20 @@ impl KvCache {
     pub fn attach(&mut self, sequence: usize, prefix: &Prefix) -> Result<()> {
         self.check_sequence(sequence)?;
         if !std::ptr::eq(prefix.device.as_ptr(), Arc::as_ptr(&self.device)) {
-            return Err(Error::parameter("prefix", "of another cache", "must be of this cache"));
+            return Err(Error::parameter(
+                "prefix",
+                "of another cache",
+                "must be of this cache",
+            ));
         }
         let own = &mut self.sequences[sequence];
         if own.length > 0 {
             let got = format!("{sequence}, which has {} tokens", own.length);
-            return Err(Error::parameter("sequence", got, "must be empty: reset it first"));
+            return Err(Error::parameter(
+                "sequence",
+                got,
+                "must be empty: reset it first",
+            ));
         }
         let Some(pool) = &mut self.pool else {
             return Ok(());

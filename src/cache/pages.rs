@@ -130,7 +130,10 @@ mod tests {
         let four = pool.rows(page, 4);
         pool.write(page, 4);
         pool.write(page, 5);
-        assert!(pool.holds(four), "what is written behind them does not matter");
+        assert!(
+            pool.holds(four),
+            "what is written behind them does not matter"
+        );
         pool.write(page, 3);
         assert!(!pool.holds(four), "the last of them was written");
         let three = pool.rows(page, 3);

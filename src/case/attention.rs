@@ -8,10 +8,12 @@ use crate::attention::{
     Alignment, Attention, AttentionArguments, AttentionProblem, AttentionRules, AttentionWeights,
     RuleArguments, WeightsArguments, WeightsStage,
 };
+use crate::cache::{AppendArguments, KvCache, KvCacheConfig};
 use crate::kernels::Form;
+use crate::rotary::{Rotary, RotaryArguments, RotaryPairing};
 use crate::tensor::{Tensor, TensorView, shape_text};
 use crate::tensor_file::FileTensor;
-use crate::{ElementType, Error, Gpu, Result, TensorCopy, reference};
+use crate::{ElementType, Error, Gpu, Result, reference};
 
 pub(super) const SDPA: Kind = Kind {
     names: &["sdpa", "sdpa_grad"],
@@ -317,6 +319,42 @@ pub(super) struct Past {
     pub(super) kept: Vec<usize>,
 }
 
+/// Rotary embedding of the queries and of the new keys; those of a past are turned already.
+#[derive(Clone, Debug)]
+pub(super) struct CaseRotary {
+    /// Whether channels 2i and 2i + 1 turn together, not i and i + R/2.
+    pub(super) interleaved: bool,
+    /// Cosines and sines, `(positions, R/2)`.
+    pub(super) cos: Values,
+    pub(super) sin: Values,
+    /// The position of each batch item's first new token.
+    pub(super) starts: Vec<usize>,
+}
+
+impl CaseRotary {
+    /// How many channels of a head turn: R.
+    pub(super) fn dims(&self) -> usize {
+        self.cos.shape.last().map_or(0, |pairs| 2 * pairs)
+    }
+
+    fn on(&self, gpu: &Gpu) -> Result<Rotary> {
+        let pairing = match self.interleaved {
+            true => RotaryPairing::Interleaved,
+            false => RotaryPairing::HalfSplit,
+        };
+        let values = |of: &Values| -> Vec<f32> { of.values.iter().map(|v| *v as f32).collect() };
+        let (cos, sin) = (values(&self.cos), values(&self.sin));
+        Rotary::from_tables(gpu, pairing, self.dims(), &cos, &sin)
+    }
+}
+
+/// What attention was computed from on the GPU: views `(B, T, H, D)`, k and v with the past in front.
+struct Attended {
+    q: TensorView,
+    k: TensorView,
+    v: TensorView,
+}
+
 /// What an output of a case is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Output {
@@ -341,6 +379,7 @@ pub(super) struct AttentionCase {
     k: Operand,
     v: Operand,
     pub(super) past: Option<Past>,
+    pub(super) rotary: Option<CaseRotary>,
     pub(super) mask: Option<Values>,
     pub(super) bias: Option<Values>,
     pub(super) slopes: Option<Values>,
@@ -381,6 +420,7 @@ impl AttentionCase {
             k,
             v,
             past: None,
+            rotary: None,
             mask: None,
             bias: None,
             slopes: None,
@@ -536,6 +576,7 @@ impl AttentionCase {
             rule_data: None,
             cu_seqlens_q: starts_q.as_ref(),
             cu_seqlens_k: starts_k.as_ref(),
+            block_table: None,
         };
 
         let attention = Attention::new(gpu, problem.clone())?;
@@ -575,40 +616,29 @@ impl AttentionCase {
             ));
         }
         kernels.dedup();
-        let q = self.q.upload(gpu)?;
-        let (mut k, mut v) = (self.k.upload(gpu)?, self.v.upload(gpu)?);
+        let mut attended = None;
         gpu.record_and_submit(|encoder| {
-            if let Some(past) = &self.past {
-                k = self.join(gpu, encoder, &past.k, &past.kept, &k)?;
-                v = self.join(gpu, encoder, &past.v, &past.kept, &v)?;
-            }
-            let unbatched = |view: &TensorView| match problem.packed {
-                true => view.merge_axes(0..2),
-                false => Ok(view.clone()),
-            };
-            let (q, k) = (&unbatched(&q)?, &unbatched(&k)?);
-            attention.encode(
-                encoder,
-                AttentionArguments {
-                    lse: wants_lse.then_some(&lse),
-                    rules,
-                    ..AttentionArguments::new(q, k, &unbatched(&v)?, &unbatched(&out)?)
-                },
-            )?;
+            let lse = wants_lse.then_some(&lse);
+            let made = self.attend_with_past(gpu, encoder, &attention, &out, lse, rules)?;
             for (operation, weights) in &weights {
                 operation.encode(
                     encoder,
                     WeightsArguments {
-                        q,
-                        k,
+                        q: &self.unbatched(&made.q)?,
+                        k: &self.unbatched(&made.k)?,
                         weights,
                         rules,
                     },
                 )?;
             }
+            attended = Some(made);
             Ok(())
         })?;
 
+        let present = |joined: Option<&TensorView>| match joined {
+            Some(view) => download(&view.permute(&[0, 2, 1, 3])?),
+            None => Ok(Vec::new()),
+        };
         let mut weights = weights.iter();
         let outputs = self.outputs.iter().map(|(_, output)| match output {
             Output::Out => download(&stored),
@@ -616,48 +646,107 @@ impl AttentionCase {
             Output::Weights(_) => weights
                 .next()
                 .map_or(Ok(Vec::new()), |(_, view)| download(view)),
-            Output::PresentKey => download(&k.permute(&[0, 2, 1, 3])?),
-            Output::PresentValue => download(&v.permute(&[0, 2, 1, 3])?),
+            Output::PresentKey => present(attended.as_ref().map(|of| &of.k)),
+            Output::PresentValue => present(attended.as_ref().map(|of| &of.v)),
         });
         Ok((kernels.join(" "), outputs.collect::<Result<_>>()?))
     }
 
-    /// Past and new tokens in one tensor, as a view `(B, Tk, Hkv, D)`; what is behind them is 0.
-    fn join(
+    /// Records rotary embedding, appends past and new keys and values to a cache, and attends over it.
+    ///
+    /// The one place that knows how past and new tokens come together on the GPU. Present outputs are read back
+    /// from what it gives, which is what attention read.
+    fn attend_with_past(
         &self,
         gpu: &Gpu,
         encoder: &mut wgpu::CommandEncoder,
-        past: &Operand,
-        kept: &[usize],
-        new: &TensorView,
-    ) -> Result<TensorView> {
-        let copy = TensorCopy::new(gpu)?;
-        let past = past.upload(gpu)?;
-        let [new_tokens, heads, channels] = [1, 2, 3].map(|axis| new.shape()[axis]);
-        // Rows of 16-bit elements begin on whole words.
-        let row = channels.next_multiple_of(2);
-        let shape = [self.problem.batch, heads, self.problem.kv_len, row];
-        let present = Tensor::empty(gpu, &shape, self.problem.kv_type)?;
-        let present = present.view().slice(3, 0..channels)?;
-        let present = present.permute(&[0, 2, 1, 3])?;
-        for (item, kept) in kept.iter().enumerate() {
-            let at = |view: &TensorView, tokens| view.slice(0, item..item + 1)?.slice(1, tokens);
-            copy.encode(encoder, &at(&past, 0..*kept)?, &at(&present, 0..*kept)?)?;
-            let behind = *kept..*kept + new_tokens;
-            copy.encode(encoder, &at(new, 0..new_tokens)?, &at(&present, behind)?)?;
+        attention: &Attention,
+        out: &TensorView,
+        lse: Option<&TensorView>,
+        rules: RuleArguments,
+    ) -> Result<Attended> {
+        let mut q = self.q.upload(gpu)?;
+        let (mut k, mut v) = (self.k.upload(gpu)?, self.v.upload(gpu)?);
+        let rotary = match &self.rotary {
+            Some(rotary) => Some(rotary.on(gpu)?),
+            None => None,
+        };
+        if let (Some(rotary), Some(own)) = (&rotary, &self.rotary) {
+            let starts: Vec<u32> = own.starts.iter().map(|start| *start as u32).collect();
+            let starts = Tensor::from_slice(gpu, &[starts.len()], &starts)?.view();
+            let turned = Tensor::empty(gpu, q.shape(), q.element_type())?.view();
+            let arguments = RotaryArguments {
+                starts: Some(&starts),
+                ..RotaryArguments::new(&q, &turned)
+            };
+            rotary.encode(encoder, arguments)?;
+            q = turned;
         }
-        Ok(present)
+        // Present outputs come from kernels even where there is no past: never from what was uploaded.
+        let wanted = |output| self.outputs.iter().any(|(_, own)| *own == output);
+        let asked = wanted(Output::PresentKey) || wanted(Output::PresentValue);
+        if self.past.is_some() || rotary.is_some() || asked {
+            let problem = &self.problem;
+            let config = KvCacheConfig {
+                value_dim: problem.value_dim,
+                element_type: problem.kv_type,
+                ..KvCacheConfig::new(
+                    problem.batch,
+                    problem.kv_len,
+                    problem.kv_heads,
+                    problem.head_dim,
+                )
+            };
+            let mut cache = KvCache::new(gpu, config)?;
+            if let Some(past) = &self.past {
+                let (k, v) = (past.k.upload(gpu)?, past.v.upload(gpu)?);
+                let arguments = AppendArguments {
+                    tokens: Some(&past.kept),
+                    ..AppendArguments::new(&k, &v)
+                };
+                cache.append(encoder, arguments)?;
+            }
+            let arguments = AppendArguments {
+                rotary: rotary.as_ref(),
+                ..AppendArguments::new(&k, &v)
+            };
+            cache.append(encoder, arguments)?;
+            (k, v) = (cache.keys(), cache.values());
+        }
+        attention.encode(
+            encoder,
+            AttentionArguments {
+                lse,
+                rules,
+                ..AttentionArguments::new(
+                    &self.unbatched(&q)?,
+                    &self.unbatched(&k)?,
+                    &self.unbatched(&v)?,
+                    &self.unbatched(out)?,
+                )
+            },
+        )?;
+        Ok(Attended { q, k, v })
+    }
+
+    /// A view as attention takes it: without a batch axis where sequences are packed.
+    fn unbatched(&self, view: &TensorView) -> Result<TensorView> {
+        match self.problem.packed {
+            true => view.merge_axes(0..2),
+            false => Ok(view.clone()),
+        }
     }
 
     /// The outputs in order.
     fn by_reference(&self) -> Result<Vec<Vec<f64>>> {
         let problem = &self.problem;
         let tokens_first = |operand: &Operand| self.tokens_first(operand, None);
-        let q = tokens_first(&self.q)?;
+        let (new_q, new_k) = (self.turned(&self.q)?, self.turned(&self.k)?);
+        let q = tokens_first(&new_q)?;
         let [k, v] = match &self.past {
-            None => [tokens_first(&self.k)?, tokens_first(&self.v)?],
+            None => [tokens_first(&new_k)?, tokens_first(&self.v)?],
             Some(past) => [
-                self.tokens_first(&self.k, Some((&past.k, &past.kept)))?,
+                self.tokens_first(&new_k, Some((&past.k, &past.kept)))?,
                 self.tokens_first(&self.v, Some((&past.v, &past.kept)))?,
             ],
         };
@@ -723,6 +812,38 @@ impl AttentionCase {
             Output::PresentValue => Ok(heads_first(&v, problem.kv_len, problem.kv_heads)),
         });
         outputs.collect()
+    }
+
+    /// q or new k after rotary embedding, by the reference; as it is where the case has none.
+    fn turned(&self, operand: &Operand) -> Result<Operand> {
+        let Some(rotary) = &self.rotary else {
+            return Ok(operand.clone());
+        };
+        let [batch, tokens, heads, head_dim] = operand.shape;
+        let values = reference::rotary(&reference::RotaryInputs {
+            batch,
+            tokens,
+            heads,
+            head_dim,
+            x: &self.tokens_first(operand, None)?,
+            starts: Some(&rotary.starts),
+            rotary: reference::Rotary {
+                dims: Some(rotary.dims()),
+                pairing: match rotary.interleaved {
+                    true => reference::Pairing::Interleaved,
+                    false => reference::Pairing::HalfSplit,
+                },
+                angles: reference::Angles::Tables {
+                    cos: &rotary.cos.values,
+                    sin: &rotary.sin.values,
+                },
+            },
+        })?;
+        Ok(Operand {
+            values,
+            layout: Layout::SideBySide(heads),
+            ..*operand
+        })
     }
 
     /// `(B, T, H, D)`, with the kept tokens of a past in front; what is behind them is 0.

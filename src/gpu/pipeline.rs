@@ -79,7 +79,11 @@ const MOST_BIND_GROUPS: usize = 4096;
 impl BindGroups {
     fn insert(&mut self, operands: Operands, bind_group: wgpu::BindGroup) {
         let operands = Arc::new(operands);
-        if self.by_operands.insert(operands.clone(), bind_group).is_some() {
+        if self
+            .by_operands
+            .insert(operands.clone(), bind_group)
+            .is_some()
+        {
             return; // two threads made the same one
         }
         for (buffer, ..) in &operands.bound {
@@ -343,7 +347,10 @@ impl Gpu {
         let Some(of_buffer) = cache.by_buffer.remove(buffer) else {
             return;
         };
-        let gone: Vec<_> = of_buffer.iter().map(|operands| cache.remove(operands)).collect();
+        let gone: Vec<_> = of_buffer
+            .iter()
+            .map(|operands| cache.remove(operands))
+            .collect();
         // What they held is freed outside the lock.
         drop(cache);
         drop(gone);

@@ -130,6 +130,10 @@ pub static SCORE_RULES: Fragment = fragment!("rules/scores");
 pub static BIAS: Fragment = fragment!("rules/bias");
 /// Rule: no bias.
 pub static NO_BIAS: Fragment = fragment!("rules/no_bias");
+/// Where keys lie: one behind the other.
+pub static IN_ORDER: Fragment = fragment!("rules/in_order");
+/// Where keys lie: in pages.
+pub static PAGES: Fragment = fragment!("rules/pages");
 /// No rule of the caller's own.
 pub static NO_RULE: Fragment = fragment!("rules/no_rule");
 /// The buffer of a caller's own rule.
@@ -337,11 +341,13 @@ const TYPES: [u32; 3] = [0, 1, 2];
 
 /// The combinations of rule fragments that attention kernels are compiled for: what is left out costs nothing, what
 /// is linked in and not used costs a little.
-fn rule_sets() -> [Vec<Fragment>; 3] {
+fn rule_sets() -> [Vec<Fragment>; 4] {
     [
-        vec![&ATTEND_ALL, &PLAIN_SCORES, &NO_RULE],
-        vec![&MASK, &PLAIN_SCORES, &NO_RULE],
-        vec![&MASK, &SCORE_RULES, &BIAS, &NO_RULE],
+        vec![&ATTEND_ALL, &PLAIN_SCORES, &IN_ORDER, &NO_RULE],
+        vec![&MASK, &PLAIN_SCORES, &IN_ORDER, &NO_RULE],
+        vec![&MASK, &SCORE_RULES, &BIAS, &IN_ORDER, &NO_RULE],
+        // Pages go with each of them: one of the three stands for all.
+        vec![&MASK, &SCORE_RULES, &BIAS, &PAGES, &NO_RULE],
     ]
     .map(|set| set.into_iter().cloned().collect())
 }

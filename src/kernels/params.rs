@@ -90,7 +90,13 @@ params! {
         slopes_at: u32,
         slopes_batch_stride: u32,
         sinks_at: u32,
+        page_size: u32,
+        block_table_at: u32,
+        block_table_stride: u32,
         rule_data_offset: u32,
+        parts: u32,
+        out_part_stride: u32,
+        lse_part_stride: u32,
         stage: u32,
         weights_key_stride: u32,
     }

@@ -85,7 +85,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode), and [`Error::LimitExceeded`] for a cache without room. Nothing was recorded then, and
+    /// As [`encode`](Self::encode), and [`Error::NoRoom`] for a cache without room. Nothing was recorded then, and
     /// the cache is as it was.
     pub fn encode_cached(
         &self,
@@ -129,7 +129,7 @@ impl MultiHeadAttention {
         for (name, view) in [
             ("kv_lens", rules.kv_lens),
             ("q_lens", rules.q_lens),
-//STUB            ("block_table", rules.block_table),
+            ("block_table", rules.block_table),
         ] {
             if view.is_some() {
                 let expected = "none: the cache has its own";
@@ -138,13 +138,20 @@ impl MultiHeadAttention {
         }
         let device = cache.device().clone();
         device.tables().expect_gpu("cache", &self.gpu)?;
-        for (name, view) in [("x", Some(arguments.x)), ("y", Some(arguments.y)), ("weights", arguments.weights), ("lse", arguments.lse)] {
+        for (name, view) in [
+            ("x", Some(arguments.x)),
+            ("y", Some(arguments.y)),
+            ("weights", arguments.weights),
+            ("lse", arguments.lse),
+        ] {
             let of_cache = |view: &&TensorView| device.owns(view.buffer());
             if view.filter(of_cache).is_some() {
                 return Err(Error::Layout {
                     argument: name.into(),
                     problem: "it lies in a buffer of the cache".into(),
-                    remedy: "a call reads and writes the cache: keep other tensors in other buffers".into(),
+                    remedy:
+                        "a call reads and writes the cache: keep other tensors in other buffers"
+                            .into(),
                 });
             }
         }
@@ -155,7 +162,7 @@ impl MultiHeadAttention {
             rules: RuleArguments {
                 kv_lens: Some(&lengths),
                 q_lens: tokens.map(|_| &counts),
-//STUB                block_table: block_table.as_ref(),
+                block_table: block_table.as_ref(),
                 ..rules
             },
             ..arguments
@@ -274,7 +281,14 @@ impl MultiHeadAttention {
                             },
                         },
                     ),
-                    (Placing::Appended { append, q, kv: [k, v] }, Some(on_cache)) => (
+                    (
+                        Placing::Appended {
+                            append,
+                            q,
+                            kv: [k, v],
+                        },
+                        Some(on_cache),
+                    ) => (
                         append,
                         Moves {
                             q: q.as_ref().map(|[from, to]| ("q", from, "turned q", to)),
@@ -368,13 +382,18 @@ impl MultiHeadAttention {
         let planned_fused = cross || plan.projections.len() == 1;
         if plan.rotary != self.rotary_kind() {
             let name = |kind: Option<(usize, RotaryPairing)>| match kind {
-                Some((dims, pairing)) => format!("rotary embedding of {dims} channels, {pairing:?}"),
+                Some((dims, pairing)) => {
+                    format!("rotary embedding of {dims} channels, {pairing:?}")
+                }
                 None => "no rotary embedding".into(),
             };
             return Err(Error::parameter(
                 "plan",
                 format!("with {}", name(plan.rotary)),
-                format!("must be made for this layer, which has {}", name(self.rotary_kind())),
+                format!(
+                    "must be made for this layer, which has {}",
+                    name(self.rotary_kind())
+                ),
             ));
         }
         let (planned, present) = (plan.output_projection.is_some(), self.output.is_some());

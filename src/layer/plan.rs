@@ -229,8 +229,10 @@ impl MultiHeadAttention {
         }
         let problem = AttentionProblem {
             kv_len: shape.keys(),
-            kv_type: shape.cache.map_or(ElementType::F32, |cache| cache.element_type),
-//STUB            page_size: shape.cache.and_then(|cache| Some(cache.pages?.size)),
+            kv_type: shape
+                .cache
+                .map_or(ElementType::F32, |cache| cache.element_type),
+            page_size: shape.cache.and_then(|cache| Some(cache.pages?.size)),
             rules: AttentionRules {
                 alignment: match (cross, shape.cache) {
                     (true, _) => config.rules.alignment,
@@ -269,7 +271,8 @@ impl MultiHeadAttention {
         // A projection turns nothing, and writes 16-bit elements two by two.
         let straight = shape.cache.filter(|cache| {
             let whole_words = head_dim.is_multiple_of(2) && value_dim.is_multiple_of(2);
-            /*STUB*/ false && self.rotary.is_none() && (cache.element_type.size() == 4 || whole_words)
+            /*STUB*/
+            false && self.rotary.is_none() && (cache.element_type.size() == 4 || whole_words)
         });
         let into_cache = |d_out, q_columns, cache: &KvCacheConfig| {
             let columns = CacheColumns::new(q_columns, cache);
@@ -364,7 +367,11 @@ impl MultiHeadAttention {
             }
             (Some(append), Some(kv), _) => match self.rotary {
                 None => (
-                    Placing::Appended { append, q: None, kv },
+                    Placing::Appended {
+                        append,
+                        q: None,
+                        kv,
+                    },
                     split_queries,
                     None,
                 ),
@@ -421,9 +428,24 @@ impl MultiHeadAttention {
         }
         for (name, of_cache, expected, whose) in [
             ("cache.batch", cache.batch, shape.batch, "the shape's"),
-            ("cache.kv_heads", cache.kv_heads, config.kv_heads, "the layer's"),
-            ("cache.head_dim", cache.head_dim, widths.head_dim, "the layer's"),
-            ("cache.value_dim", cache.value_dim, widths.value_dim, "the layer's"),
+            (
+                "cache.kv_heads",
+                cache.kv_heads,
+                config.kv_heads,
+                "the layer's",
+            ),
+            (
+                "cache.head_dim",
+                cache.head_dim,
+                widths.head_dim,
+                "the layer's",
+            ),
+            (
+                "cache.value_dim",
+                cache.value_dim,
+                widths.value_dim,
+                "the layer's",
+            ),
         ] {
             if of_cache != expected {
                 let rule = format!("must be {expected}, {whose}");

@@ -273,6 +273,16 @@ mod tests {
         let (cos, sin) = (0.01_f64.cos(), 0.01_f64.sin());
         assert_close(&[turned[128 + 32], turned[128 + 96]], &[cos, sin], 1e-14);
         assert_eq!(turned[..128], x[..128]);
+        // The power is of R, not of D: pair 1 of R = 4 in six channels turns by 1 / sqrt(base) too.
+        let few = Rotary {
+            dims: Some(4),
+            ..rule
+        };
+        let x = [1.0, 1.0, 0.0, 0.0, 3.0, 4.0].repeat(2);
+        let turned = rotary(&one_head(2, 6, &x, few)).unwrap();
+        let (whole, tenth) = (1.0_f64, 0.1_f64);
+        let expected = [whole.cos(), tenth.cos(), whole.sin(), tenth.sin(), 3.0, 4.0];
+        assert_close(&turned[6..], &expected, 1e-15);
         // One pair has no power in it: a base makes no difference, and position 1 turns by 1.
         let turned = rotary(&one_head(2, 2, &[0.0, 0.0, 1.0, 0.0], rule)).unwrap();
         assert_close(&turned, &[0.0, 0.0, 1.0_f64.cos(), 1.0_f64.sin()], 1e-15);

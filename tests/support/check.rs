@@ -424,6 +424,7 @@ impl Uploaded {
             rule_data: self.rule_data.as_ref(),
             cu_seqlens_q: self.cu_seqlens_q.as_ref(),
             cu_seqlens_k: self.cu_seqlens_k.as_ref(),
+            block_table: None,
         }
     }
 
