@@ -1,6 +1,6 @@
 //! A strided copy on the GPU that may change the element type.
 
-use crate::gpu::{Call, Gpu, Pipeline};
+use crate::gpu::{Call, Gpu, Pipeline, Timestamps};
 use crate::kernels::{Configuration, CopyParams, Form, Kernel, Operation};
 use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
@@ -74,6 +74,22 @@ impl TensorCopy {
         from: &TensorView,
         to: &TensorView,
     ) -> Result<()> {
+        self.encode_timed(encoder, from, to, "copy", None)
+    }
+
+    /// [`encode`](Self::encode), with a label and timestamps around the pass (none where there is nothing to copy).
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode), and [`Error::LimitExceeded`] where the timestamps have no room left.
+    pub fn encode_timed(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        from: &TensorView,
+        to: &TensorView,
+        label: &str,
+        timestamps: Option<&mut Timestamps>,
+    ) -> Result<()> {
         if from.shape() != to.shape() || from.shape().len() > 5 {
             return Err(Error::shape(
                 "to",
@@ -145,14 +161,14 @@ impl TensorCopy {
             encoder,
             &self.pipeline,
             Call {
-                label: "copy",
+                label,
                 arguments: &[
                     ("source", argument(Some(from), from_at)),
                     ("out", argument(Some(to), to_at)),
                 ],
                 params: bytemuck::bytes_of(&params),
                 grid,
-                timestamps: None,
+                timestamps,
             },
         )
     }

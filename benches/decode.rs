@@ -1,0 +1,756 @@
+//! What a step of decoding costs: attention of one new token to a KV cache, the layer on a cache, and the projections of
+//! a few rows, against what the adapter's memory can do.
+//!
+//! `cargo bench --bench decode -- [--quick] [--json FILE]`, on the adapter that the environment names.
+//!
+//! Wall time is that of encoding, submitting and waiting; GPU time, where the adapter has timestamps, the sum of the
+//! dispatches in runs of their own. What is compared is measured turn and turn about. Nothing is asserted.
+
+use serde_json::{Value, json};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use wgpu_attention::{
+    AppendArguments, Attention, AttentionArguments, ElementType, Error, Gpu, GpuOptions, KvCache,
+    KvCacheConfig, LayerArguments, LayerConfig, LayerShape, LayerWeights, Linear, LinearArguments,
+    LinearProblem, MultiHeadAttention, Projection, QkvWeights, Tensor, TensorCopy, Timestamps,
+    wgpu,
+};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Dispatches of a call that there is room to time.
+const MOST_PASSES: u32 = 64;
+
+/// Tokens that a cache is filled with at once.
+const CHUNK: usize = 256;
+
+/// Tokens of a page.
+const PAGE: usize = 16;
+
+fn main() -> std::process::ExitCode {
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let options = Options::parse()?;
+    let gpu = Gpu::open_blocking(&GpuOptions::default())?;
+    let info = gpu.adapter_info();
+    println!(
+        "{}, driver {} {}",
+        gpu.describe(),
+        info.driver,
+        info.driver_info
+    );
+    let mut bench = Bench {
+        timestamps: match gpu.capabilities().timestamps {
+            true => Some(Timestamps::new(&gpu, MOST_PASSES)?),
+            false => None,
+        },
+        gpu: gpu.clone(),
+        scale: options.scale,
+        bandwidth: None,
+    };
+    let memory = bench.memory();
+    let attention = bench.decode_attention();
+    let layer = bench.layer();
+    let projections = bench.projections();
+    if let Some(path) = &options.json {
+        let clock = if bench.timestamps.is_some() {
+            "gpu"
+        } else {
+            "wall"
+        };
+        let report = json!({
+            "bench": "decode",
+            "crate_version": env!("CARGO_PKG_VERSION"),
+            "date": date(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs()),
+            "adapter": info.name,
+            "backend": info.backend.to_string(),
+            "device_type": format!("{:?}", info.device_type),
+            "driver": info.driver,
+            "driver_info": info.driver_info,
+            "quick": options.quick,
+            "rates_by_clock": clock,
+            "memory": memory,
+            "attention": attention,
+            "layer": layer,
+            "projections": projections,
+        });
+        std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")
+            .map_err(|error| format!("{path}: {error}"))?;
+    }
+    Ok(())
+}
+
+// ---------------------------------------------------------------- what is measured
+
+/// Sizes and repetitions.
+#[derive(Clone, Copy)]
+struct Scale {
+    kv_lens: &'static [usize],
+    copy_bytes: u64,
+    width: usize,
+    heads: usize,
+    prompt: usize,
+    steps: usize,
+    warm_up: usize,
+    /// Rounds over all that is compared: at least and at most so many, and no more once this time has passed.
+    rounds: (usize, usize, Duration),
+}
+
+const FULL: Scale = Scale {
+    kv_lens: &[1024, 4096, 16384],
+    copy_bytes: 512 << 20,
+    width: 768,
+    heads: 12,
+    prompt: 128,
+    steps: 64,
+    warm_up: 3,
+    rounds: (7, 50, Duration::from_secs(30)),
+};
+
+const QUICK: Scale = Scale {
+    kv_lens: &[64, 256],
+    copy_bytes: 1 << 20,
+    width: 128,
+    heads: 2,
+    prompt: 16,
+    steps: 4,
+    warm_up: 1,
+    rounds: (2, 3, Duration::from_secs(2)),
+};
+
+/// A call to be measured.
+struct Case {
+    /// What it is, for people and for the file.
+    name: String,
+    about: Value,
+    /// What it has to move to and from memory.
+    bytes: u64,
+    /// Calls in a round.
+    calls: usize,
+    encode: Box<Encode>,
+}
+
+type Encode =
+    dyn FnMut(&mut wgpu::CommandEncoder, Option<&mut Timestamps>) -> wgpu_attention::Result<()>;
+
+/// Seconds.
+#[derive(Clone, Copy)]
+struct Spread {
+    p10: f64,
+    median: f64,
+    p90: f64,
+    samples: usize,
+}
+
+impl Spread {
+    fn of(mut samples: Vec<f64>) -> Option<Self> {
+        samples.sort_by(f64::total_cmp);
+        let last = samples.len().checked_sub(1)?;
+        let at = |share: f64| samples[(share * last as f64).round() as usize];
+        Some(Spread {
+            p10: at(0.1),
+            median: at(0.5),
+            p90: at(0.9),
+            samples: samples.len(),
+        })
+    }
+
+    fn json(self) -> Value {
+        let ms = |seconds: f64| seconds * 1e3;
+        json!({ "p10_ms": ms(self.p10), "median_ms": ms(self.median), "p90_ms": ms(self.p90), "samples": self.samples })
+    }
+
+    fn text(spread: Option<Self>) -> String {
+        spread.map_or("-".into(), |own| {
+            let [p10, median, p90] = [own.p10, own.median, own.p90].map(|seconds| seconds * 1e3);
+            format!("{median:.3} ({p10:.3} .. {p90:.3})")
+        })
+    }
+}
+
+struct Outcome {
+    name: String,
+    about: Value,
+    bytes: u64,
+    /// Wall time, and GPU time where there is one; or why there is neither.
+    times: std::result::Result<(Spread, Option<Spread>), String>,
+}
+
+impl Outcome {
+    fn skipped(name: String, about: Value, error: &Error) -> Self {
+        Outcome {
+            name,
+            about,
+            bytes: 0,
+            times: Err(error.to_string()),
+        }
+    }
+
+    /// By the GPU's clock where it has one.
+    fn seconds(&self) -> Option<f64> {
+        let (wall, gpu) = self.times.as_ref().ok()?;
+        Some(gpu.as_ref().unwrap_or(wall).median)
+    }
+
+    fn rate(&self) -> Option<f64> {
+        Some(self.bytes as f64 / self.seconds()?)
+    }
+
+    fn json(&self, bandwidth: Option<f64>) -> Value {
+        let mut value = json!({ "name": self.name, "what": self.about });
+        match &self.times {
+            Err(reason) => value["skipped"] = json!(reason),
+            Ok((wall, gpu)) => {
+                value["wall"] = wall.json();
+                value["gpu"] = gpu.map_or(Value::Null, Spread::json);
+                value["bytes"] = json!(self.bytes);
+                value["gb_per_s"] = json!(self.rate().map(|rate| rate / 1e9));
+                let share = self.rate().zip(bandwidth);
+                value["of_bandwidth"] = json!(share.map(|(rate, most)| rate / most));
+            }
+        }
+        value
+    }
+}
+
+struct Bench {
+    gpu: Gpu,
+    timestamps: Option<Timestamps>,
+    scale: Scale,
+    /// Bytes a second, read and written.
+    bandwidth: Option<f64>,
+}
+
+impl Bench {
+    /// Wall time of a call.
+    fn wall(&self, case: &mut Case) -> wgpu_attention::Result<f64> {
+        let start = Instant::now();
+        let mut encoder = self
+            .gpu
+            .device()
+            .create_command_encoder(&Default::default());
+        (case.encode)(&mut encoder, None)?;
+        let submission = self.gpu.submit(encoder.finish())?;
+        self.gpu.wait_for(submission)?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// GPU time of a call; `None` where the adapter has no clock.
+    fn gpu_time(&mut self, case: &mut Case) -> wgpu_attention::Result<Option<f64>> {
+        let Some(timestamps) = &mut self.timestamps else {
+            return Ok(None);
+        };
+        let mut encoder = self
+            .gpu
+            .device()
+            .create_command_encoder(&Default::default());
+        (case.encode)(&mut encoder, Some(timestamps))?;
+        timestamps.resolve(&mut encoder);
+        self.gpu.submit(encoder.finish())?;
+        match timestamps.read_blocking() {
+            Ok(spans) => Ok(Some(spans.iter().map(|span| span.seconds).sum())),
+            // A clock that ran backwards: this sample is none.
+            Err(Error::Unsupported { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All cases, turn and turn about. What was skipped before comes along.
+    fn measure(&mut self, cases: Vec<std::result::Result<Case, Outcome>>) -> Vec<Outcome> {
+        type Samples = wgpu_attention::Result<(Vec<f64>, Vec<f64>)>;
+        let mut all: Vec<(std::result::Result<Case, Outcome>, Samples)> = cases
+            .into_iter()
+            .map(|case| (case, Ok(Default::default())))
+            .collect();
+        let (least, most, enough) = self.scale.rounds;
+        let mut start = Instant::now();
+        for round in 0..self.scale.warm_up + most {
+            let measured = round.checked_sub(self.scale.warm_up);
+            if measured == Some(0) {
+                start = Instant::now();
+            }
+            if measured.is_some_and(|rounds| rounds >= least) && start.elapsed() > enough {
+                break;
+            }
+            for (case, samples) in &mut all {
+                let (Ok(case), Ok((walls, gpus))) = (case, &mut *samples) else {
+                    continue;
+                };
+                for _ in 0..case.calls {
+                    let both = self
+                        .wall(case)
+                        .and_then(|wall| Ok((wall, self.gpu_time(case)?)));
+                    match both {
+                        Ok((wall, gpu)) if measured.is_some() => {
+                            walls.push(wall);
+                            gpus.extend(gpu);
+                        }
+                        Ok(_) => {}
+                        Err(error) => {
+                            *samples = Err(error);
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        let outcome = |(case, samples): (_, Samples)| match (case, samples) {
+            (Err(skipped), _) => skipped,
+            (Ok(Case { name, about, .. }), Err(error)) => Outcome::skipped(name, about, &error),
+            (Ok(case), Ok((walls, gpus))) => Outcome {
+                times: Spread::of(walls)
+                    .map(|wall| (wall, Spread::of(gpus)))
+                    .ok_or("no sample".into()),
+                name: case.name,
+                about: case.about,
+                bytes: case.bytes,
+            },
+        };
+        all.into_iter().map(outcome).collect()
+    }
+
+    fn table(&self, title: &str, outcomes: &[Outcome]) {
+        println!("\n{title}");
+        println!(
+            "  {:<34} {:>28} {:>28} {:>9} {:>8} {:>6}",
+            "", "wall ms (p10 .. p90)", "GPU ms (p10 .. p90)", "MB", "GB/s", "share"
+        );
+        for outcome in outcomes {
+            let (wall, gpu) = match &outcome.times {
+                Ok(times) => times,
+                Err(reason) => {
+                    println!("  {:<34} skipped: {reason}", outcome.name);
+                    continue;
+                }
+            };
+            let rate = outcome.rate().unwrap_or_default();
+            let share = self
+                .bandwidth
+                .map(|most| format!("{:.0}%", 100.0 * rate / most));
+            println!(
+                "  {:<34} {:>28} {:>28} {:>9.2} {:>8.2} {:>6}",
+                outcome.name,
+                Spread::text(Some(*wall)),
+                Spread::text(*gpu),
+                outcome.bytes as f64 / 1e6,
+                rate / 1e9,
+                share.unwrap_or("-".into())
+            );
+        }
+    }
+
+    fn json(&self, outcomes: &[Outcome]) -> Value {
+        outcomes
+            .iter()
+            .map(|outcome| outcome.json(self.bandwidth))
+            .collect()
+    }
+
+    // ------------------------------------------------------------ memory
+
+    /// What the adapter's memory does when a large tensor is copied, read and written bytes together.
+    fn memory(&mut self) -> Value {
+        let capabilities = self.gpu.capabilities();
+        let cpu = capabilities.device_type == wgpu::DeviceType::Cpu;
+        let wanted = if cpu {
+            self.scale.copy_bytes.min(64 << 20)
+        } else {
+            self.scale.copy_bytes
+        };
+        let bytes = wanted
+            .min(capabilities.max_binding_bytes)
+            .min(capabilities.max_buffer_bytes);
+        let values = (bytes / 4) as usize;
+        let name = format!("copy of {} MiB", bytes >> 20);
+        let about = json!({ "copied_bytes": bytes });
+        let case = self.case(name, about, 2 * bytes, 1, |gpu| {
+            let copy = TensorCopy::new(gpu)?;
+            let [from, to] = [0, 1].map(|_| Tensor::empty(gpu, &[values], ElementType::F32));
+            let (from, to) = (from?.view(), to?.view());
+            Ok(Box::new(move |encoder, timestamps| {
+                copy.encode_timed(encoder, &from, &to, "copy", timestamps)
+            }))
+        });
+        let outcomes = self.measure(vec![case]);
+        self.bandwidth = outcomes[0].rate();
+        let clock = match outcomes[0].times {
+            Ok((_, Some(_))) => "by the GPU's clock",
+            _ => "by wall time, submission included: this adapter has no timestamps",
+        };
+        self.table(&format!("Memory bandwidth, {clock}"), &outcomes);
+        self.json(&outcomes)
+    }
+
+    fn case(
+        &self,
+        name: String,
+        about: Value,
+        bytes: u64,
+        calls: usize,
+        make: impl FnOnce(&Gpu) -> wgpu_attention::Result<Box<Encode>>,
+    ) -> std::result::Result<Case, Outcome> {
+        match make(&self.gpu) {
+            Err(error) => Err(Outcome::skipped(name, about, &error)),
+            Ok(encode) => Ok(Case {
+                name,
+                about,
+                bytes,
+                calls,
+                encode,
+            }),
+        }
+    }
+
+    // ------------------------------------------------------------ attention
+
+    /// One new token of one sequence, of which the cache has Tk tokens.
+    fn decode_attention(&mut self) -> Value {
+        let mut shapes = Vec::new();
+        for (heads, kv_heads, head_dim) in [(12, 12, 64), (32, 8, 128)] {
+            let mut cases = Vec::new();
+            for &kv_len in self.scale.kv_lens {
+                for element_type in [ElementType::F32, ElementType::F16] {
+                    for paged in [false, true] {
+                        let mut config = KvCacheConfig::new(1, kv_len, kv_heads, head_dim)
+                            .stored_as(element_type);
+                        if paged {
+                            config = config.paged(PAGE, kv_len.div_ceil(PAGE));
+                        }
+                        let layout = if paged { "pages" } else { "contiguous" };
+                        let about = json!({
+                            "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "kv_len": kv_len,
+                            "type": element_type.to_string(), "layout": layout,
+                        });
+                        let q_and_out = 2 * (heads * head_dim * 4) as u64;
+                        cases.push(self.case(
+                            format!("Tk {kv_len} {element_type} {layout}"),
+                            about,
+                            config.bytes() + q_and_out,
+                            1,
+                            |gpu| one_token(gpu, config, heads),
+                        ));
+                    }
+                }
+            }
+            let outcomes = self.measure(cases);
+            let title =
+                format!("Attention of one new token, H {heads}, Hkv {kv_heads}, D {head_dim}");
+            self.table(&title, &outcomes);
+            let ratios = self.ratios(&outcomes);
+            shapes.push(json!({
+                "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
+                "cases": self.json(&outcomes), "ratios": ratios,
+            }));
+        }
+        Value::Array(shapes)
+    }
+
+    /// Four times the keys, and pages against contiguous, by the medians.
+    fn ratios(&self, outcomes: &[Outcome]) -> Value {
+        let find = |kv_len: usize, element_type: ElementType, layout: &str| {
+            let wanted = format!("Tk {kv_len} {element_type} {layout}");
+            outcomes.iter().find(|own| own.name == wanted)?.seconds()
+        };
+        let types = [ElementType::F32, ElementType::F16];
+        let mut ratios = Vec::new();
+        let mut add = |name: String, above: Option<f64>, below: Option<f64>| {
+            if let (Some(above), Some(below)) = (above, below) {
+                println!("  {name}: {:.2}", above / below);
+                ratios.push(json!({ "name": name, "ratio": above / below }));
+            }
+        };
+        if let [few, many, ..] = *self.scale.kv_lens {
+            for element_type in types {
+                for layout in ["contiguous", "pages"] {
+                    let [many_s, few_s] =
+                        [many, few].map(|kv_len| find(kv_len, element_type, layout));
+                    add(
+                        format!("Tk {many} / Tk {few}, {element_type} {layout}"),
+                        many_s,
+                        few_s,
+                    );
+                }
+            }
+        }
+        for &kv_len in self.scale.kv_lens {
+            for element_type in types {
+                let [pages, contiguous] =
+                    ["pages", "contiguous"].map(|layout| find(kv_len, element_type, layout));
+                add(
+                    format!("pages / contiguous, Tk {kv_len} {element_type}"),
+                    pages,
+                    contiguous,
+                );
+            }
+        }
+        Value::Array(ratios)
+    }
+
+    // ------------------------------------------------------------ layer
+
+    /// A layer of GPT-2 small's size: a prompt, and steps behind it.
+    fn layer(&mut self) -> Value {
+        let Scale {
+            width,
+            heads,
+            prompt,
+            steps,
+            ..
+        } = self.scale;
+        let mut cases = Vec::new();
+        for element_type in [ElementType::F32, ElementType::F16] {
+            for paged in [false, true] {
+                let layout = if paged { "pages" } else { "contiguous" };
+                for (what, calls) in [("prefill", 1), ("step", steps)] {
+                    let tokens = if calls == 1 { prompt } else { 1 };
+                    let about = json!({
+                        "width": width, "heads": heads, "prompt": prompt, "steps": steps, "call": what,
+                        "type": element_type.to_string(), "layout": layout,
+                    });
+                    // Both weights, x and y; of keys and values those that a step in the middle reads.
+                    let keys = (prompt + if calls == 1 { 0 } else { steps / 2 }) * 2 * width;
+                    let bytes = 4 * (4 * width * width + 2 * tokens * width) as u64
+                        + keys as u64 * element_type.size();
+                    cases.push(self.case(
+                        format!("{what} {element_type} {layout}"),
+                        about,
+                        bytes,
+                        calls,
+                        |gpu| {
+                            let layer = random_layer(gpu, width, heads)?;
+                            let mut config = layer
+                                .cache_config(1, prompt + steps)
+                                .stored_as(element_type);
+                            if paged {
+                                config = config.paged(PAGE, config.capacity.div_ceil(PAGE));
+                            }
+                            let cache = KvCache::new(gpu, config)?;
+                            calls_of_layer(layer, cache, prompt, tokens)
+                        },
+                    ));
+                }
+            }
+        }
+        let outcomes = self.measure(cases);
+        let title = format!(
+            "A layer of {width} channels, {heads} heads: a prompt of {prompt}, {steps} steps"
+        );
+        self.table(&title, &outcomes);
+        for outcome in outcomes.iter().filter(|own| own.name.starts_with("step")) {
+            if let Ok((wall, _)) = &outcome.times {
+                println!(
+                    "  {}: {:.1} steps a second",
+                    outcome.name,
+                    1.0 / wall.median
+                );
+            }
+        }
+        self.json(&outcomes)
+    }
+
+    // ------------------------------------------------------------ projections
+
+    /// A few rows through a matrix: its bytes are what takes the time.
+    fn projections(&mut self) -> Value {
+        let width = self.scale.width;
+        let mut cases = Vec::new();
+        for d_out in [3 * width, width] {
+            for rows in [1, 3, 8] {
+                let about = json!({ "d_in": width, "d_out": d_out, "rows": rows });
+                let bytes = 4 * (width * d_out + rows * (width + d_out)) as u64;
+                let name = format!("{width} -> {d_out}, {rows} rows");
+                cases.push(self.case(name, about, bytes, 1, |gpu| {
+                    projection(gpu, width, d_out, rows)
+                }));
+            }
+        }
+        let outcomes = self.measure(cases);
+        self.table("Projections of a few rows", &outcomes);
+        self.json(&outcomes)
+    }
+}
+
+// ---------------------------------------------------------------- the calls
+
+/// Attention of one token to a cache that is full.
+fn one_token(
+    gpu: &Gpu,
+    config: KvCacheConfig,
+    heads: usize,
+) -> wgpu_attention::Result<Box<Encode>> {
+    let attention = Attention::new(gpu, config.attention(heads, 1))?;
+    let mut cache = KvCache::new(gpu, config)?;
+    fill(gpu, &mut cache, config.capacity)?;
+    let (keys, values, lengths) = (cache.keys(), cache.values(), cache.lengths_view());
+    let table = cache.block_table();
+    let q = random(gpu, &[1, 1, heads, config.head_dim], 1.0)?.view();
+    let out = Tensor::empty(gpu, &[1, 1, heads, config.value_dim], ElementType::F32)?.view();
+    Ok(Box::new(move |encoder, timestamps| {
+        let mut arguments = AttentionArguments::new(&q, &keys, &values, &out);
+        arguments.rules.kv_lens = Some(&lengths);
+        let _ = &table; //STUB
+        //STUB arguments.rules.block_table = table.as_ref();
+        attention.encode_timed(encoder, arguments, "attention", timestamps)
+    }))
+}
+
+/// Puts random tokens into a cache.
+fn fill(gpu: &Gpu, cache: &mut KvCache, tokens: usize) -> wgpu_attention::Result<()> {
+    let config = *cache.config();
+    let chunk = CHUNK.min(tokens.max(1));
+    let k = random(gpu, &[1, chunk, config.kv_heads, config.head_dim], 1.0)?.view();
+    let v = random(gpu, &[1, chunk, config.kv_heads, config.value_dim], 1.0)?.view();
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    for first in (0..tokens).step_by(chunk) {
+        let new = chunk.min(tokens - first);
+        let (k, v) = (k.slice(1, 0..new)?, v.slice(1, 0..new)?);
+        cache.append(&mut encoder, AppendArguments::new(&k, &v))?;
+    }
+    let submission = gpu.submit(encoder.finish())?;
+    gpu.wait_for(submission)
+}
+
+fn random_layer(
+    gpu: &Gpu,
+    width: usize,
+    heads: usize,
+) -> wgpu_attention::Result<MultiHeadAttention> {
+    let spread = (3.0 / width as f32).sqrt();
+    let (qkv, output) = (
+        noise(3 * width * width, spread),
+        noise(width * width, spread),
+    );
+    let config = LayerConfig::new(width, width, heads).causal(true);
+    let weights = LayerWeights {
+        qkv: QkvWeights::Fused(Projection::new(&qkv)),
+        output: Some(Projection::new(&output)),
+    };
+    MultiHeadAttention::new(gpu, config, &weights)
+}
+
+/// Calls of a layer: prompts into an empty cache again and again, or steps behind a prompt until the cache is full.
+fn calls_of_layer(
+    layer: MultiHeadAttention,
+    mut cache: KvCache,
+    prompt: usize,
+    tokens: usize,
+) -> wgpu_attention::Result<Box<Encode>> {
+    let config = *cache.config();
+    let plan = layer.plan(LayerShape::cached(&config, tokens))?;
+    let behind = if tokens == prompt { 0 } else { prompt };
+    fill(layer.gpu(), &mut cache, behind)?;
+    let shape = [1, tokens, layer.config().d_in];
+    let x = random(layer.gpu(), &shape, 1.0)?.view();
+    let y = Tensor::empty(layer.gpu(), &shape, ElementType::F32)?.view();
+    Ok(Box::new(move |encoder, timestamps| {
+        if cache.lengths()[0] + tokens > config.capacity || behind == 0 {
+            cache.truncate(0, behind)?;
+        }
+        let arguments = LayerArguments::new(&x, &y);
+        layer.encode_cached_timed(encoder, &plan, &mut cache, None, arguments, timestamps)
+    }))
+}
+
+fn projection(
+    gpu: &Gpu,
+    d_in: usize,
+    d_out: usize,
+    rows: usize,
+) -> wgpu_attention::Result<Box<Encode>> {
+    let problem = LinearProblem {
+        batch: 1,
+        tokens: rows,
+        d_in,
+        d_out,
+        form: None,
+    };
+    let linear = Linear::new(gpu, problem)?;
+    let weight = random(gpu, &[d_out, d_in], (3.0 / d_in as f32).sqrt())?.view();
+    let x = random(gpu, &[1, rows, d_in], 1.0)?.view();
+    let y = Tensor::empty(gpu, &[1, rows, d_out], ElementType::F32)?.view();
+    Ok(Box::new(move |encoder, timestamps| {
+        let arguments = LinearArguments {
+            x: &x,
+            weight: &weight,
+            bias: None,
+            y: &y,
+        };
+        linear.encode_timed(encoder, arguments, "projection", timestamps)
+    }))
+}
+
+fn random(gpu: &Gpu, shape: &[usize], spread: f32) -> wgpu_attention::Result<Tensor> {
+    Tensor::from_slice(gpu, shape, &noise(shape.iter().product(), spread))
+}
+
+/// The same numbers in -spread..spread each time, by a linear congruential generator.
+fn noise(count: usize, spread: f32) -> Vec<f32> {
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        ((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * spread
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+// ---------------------------------------------------------------- around it
+
+struct Options {
+    quick: bool,
+    scale: Scale,
+    json: Option<String>,
+}
+
+impl Options {
+    fn parse() -> Result<Self> {
+        let mut options = Options {
+            quick: false,
+            scale: FULL,
+            json: None,
+        };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(name) = arguments.next() {
+            match name.as_str() {
+                "--quick" => (options.quick, options.scale) = (true, QUICK),
+                "--json" => options.json = Some(arguments.next().ok_or("--json wants a file")?),
+                // cargo says so of itself.
+                "--bench" => {}
+                _ => return Err(format!("{name:?} is unknown: [--quick] [--json FILE]").into()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Seconds since 1970 as a date and time of day in UTC, ISO 8601.
+fn date(seconds: u64) -> String {
+    let (mut days, rest) = (seconds / 86_400, seconds % 86_400);
+    let leap =
+        |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!(
+        "{year}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z",
+        days + 1
+    )
+}
