@@ -189,6 +189,7 @@ impl MultiHeadAttention {
                 d_in,
                 d_out,
                 form: config.form,
+                few: None,
             };
             Linear::new(&self.gpu, problem)
         };
