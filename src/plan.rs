@@ -72,6 +72,14 @@ impl fmt::Display for Plan {
     }
 }
 
+/// The form that suits an adapter.
+pub(crate) fn suited(capabilities: &Capabilities) -> Form {
+    match capabilities.device_type {
+        wgpu::DeviceType::Cpu => Form::Lanes,
+        _ => Form::Tiled,
+    }
+}
+
 /// The kernel for an operation: the form that suits the adapter, or the one asked for.
 ///
 /// # Errors
@@ -82,8 +90,8 @@ pub(crate) fn choose_kernel(
     capabilities: &Capabilities,
     form: Option<Form>,
 ) -> Result<(&'static Kernel, String)> {
-    let software = capabilities.device_type == wgpu::DeviceType::Cpu;
-    let suited = if software { Form::Lanes } else { Form::Tiled };
+    let suited = suited(capabilities);
+    let software = suited == Form::Lanes;
     let wanted = form.unwrap_or(suited);
     let mut refusal = None;
     let mut usable = Vec::new();
