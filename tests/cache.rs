@@ -258,7 +258,7 @@ fn chunked_equals_whole() {
 fn every_kind_of_layer_steps_on_every_kind_of_cache() {
     let Some(turn) = gpu() else { return };
     let gpu: &Gpu = &turn;
-    let calls: &[&[usize]] = &[&[7, 0, 19], &[1, 1, 1], &[3, 3, 3], &[2, 0, 1]];
+    let calls: &[&[usize]] = &[&[7, 0, 19], &[1, 1, 1], &[3, 3, 3], &[1, 0, 1]];
     let base = || LayerConfig::new(24, 64, 4).causal(true);
     let windowed = AttentionRules {
         causal: true,
@@ -319,14 +319,14 @@ fn every_kind_of_layer_steps_on_every_kind_of_cache() {
         ),
         (
             "large heads",
-            Toy::new(9, LayerConfig::new(8, 160, 2).causal(true)),
+            Toy::new(9, LayerConfig::new(8, 320, 2).causal(true)),
             causal(),
         ),
     ];
     let mut failures = String::new();
     for (name, toy, rules) in &kinds {
         for (split, layer) in [toy.layer(gpu), toy.split_layer(gpu)].iter().enumerate() {
-            for config in layouts(layer.cache_config(3, 24)) {
+            for config in layouts(layer.cache_config(3, 24)).into_iter().take(2) {
                 // Small types with a kind of each: through the projection, and not.
                 let small = split == 0 && ["one KV head", "rotary in odd heads"].contains(name);
                 for (element_type, tolerance) in [

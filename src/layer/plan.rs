@@ -343,11 +343,14 @@ impl MultiHeadAttention {
             Some(both) => Some([both.slice(2, 0..k)?, both.slice(2, k..kv)?]),
             None => None,
         };
+        // Of a projection that goes into the cache as a whole.
+        let nothing = queries.slice(2, 0..0)?;
         let to = |step| match (step, &all, &key_and_value, &both) {
             (Step::QkvProjection, Some(all), ..) => all.clone(),
             (Step::KProjection, _, Some([key, _]), _) => key.clone(),
             (Step::VProjection, _, Some([_, value]), _) => value.clone(),
             (Step::KvProjection, _, _, Some(both)) => both.clone(),
+            (Step::KvProjection, _, _, None) => nothing.clone(),
             // Queries alone, the rest goes into the cache.
             _ => queries.clone(),
         };
