@@ -797,7 +797,7 @@ fn every_parameter_arrives_under_its_own_name() {
     let mut echoed = 0;
     for kernel in KERNELS {
         let fragment = match kernel.operation {
-            Operation::Attention | Operation::Weights => &ATTENTION_PARAMS,
+            Operation::Attention | Operation::Decode | Operation::Weights => &ATTENTION_PARAMS,
             Operation::Linear => &LINEAR_PARAMS,
             Operation::Merge => &MERGE_PARAMS,
             Operation::Copy => &COPY_PARAMS,

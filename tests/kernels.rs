@@ -30,7 +30,7 @@ const CAUSAL: [Option<Alignment>; 3] = [None, Some(TopLeft), Some(BottomRight)];
 fn for_each_attention(least: usize, check: impl Fn(&Gpu, &Subject, &mut Failures)) {
     let Some(gpu) = gpu() else { return };
     let mut failures = Failures::default();
-    for subject in kernels(Operation::Attention) {
+    for subject in attention_kernels() {
         check(&gpu, &subject, &mut failures);
     }
     failures.report(least);
@@ -52,14 +52,15 @@ fn check_cases(cases: impl IntoIterator<Item = AttentionCase>, least: usize) {
     let mut failures = Failures::default();
     for case in cases {
         let prepared = case.prepare();
-        for subject in kernels(Operation::Attention) {
+        for subject in attention_kernels() {
             let result = prepared.check(&gpu, &subject);
             let result = if subject.takes(&prepared.data.problem) {
                 result
             } else {
                 // Refused by name and limit, and never computed wrong.
                 let refusal = result.err().unwrap_or_default();
-                let words = format!("the largest head of {} allows 64", subject.kernel.name);
+                let (name, largest) = (subject.kernel.name, subject.largest_head());
+                let words = format!("the largest head of {name} allows {largest}");
                 if refusal.contains(&words) {
                     Ok(())
                 } else {
