@@ -134,7 +134,9 @@ fn every_configuration(form: Form, rules: [&str; 2]) {
             Form::Lanes => element_type("Q_TYPE"),
             Form::Tiled => kv_type,
         };
-        if (q_type, kv_type) != (ElementType::F32, ElementType::F32) && size != 16 {
+        let paged = configuration.rules.iter().any(|r| r.name == "rules/pages");
+        let plain = (q_type, kv_type) == (ElementType::F32, ElementType::F32) && !paged;
+        if !plain && size != 16 {
             continue;
         }
         // The size itself, and the smallest that is rounded up to it.
@@ -154,6 +156,7 @@ fn every_configuration(form: Form, rules: [&str; 2]) {
                 // As large as fits the lanes form; the tiled one takes any.
                 head_dim: [size, smallest][number % 2].min(80),
                 value_dim,
+                page_size: paged.then_some(5),
                 q_type,
                 kv_type,
                 rules: AttentionRules {

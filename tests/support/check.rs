@@ -117,7 +117,8 @@ impl Subject {
             return Err(format!("the planner chose {}", plan.kernel.name));
         }
         plan.kernel = self.kernel;
-        if self.kernel.operation == Operation::Decode {
+        let forced = self.configuration.is_some() || self.splits.is_some();
+        if self.kernel.operation == Operation::Decode && forced {
             let configuration = self.configuration.as_ref().unwrap_or(&plan.configuration);
             let rows = problem.q_len * (problem.heads / problem.kv_heads);
             let tiles = rows.div_ceil(configuration.get("ROWS") as usize);
@@ -811,11 +812,10 @@ impl AttentionData {
                 let shape = [pages.count, pages.size, heads, channels];
                 match self.layout {
                     Layout::HeadMajor | Layout::Padded => {
-                        // Heads before tokens, and a page in front; beside the channels there is nothing.
-                        let swapped = swap_heads(&values, heads, channels);
+                        // Heads before pages.
                         typed(
                             &[heads, pages.count, pages.size, channels],
-                            &swapped,
+                            &values,
                             p.kv_type,
                             &|view| permuted(&view, &[1, 2, 0, 3]),
                         )
@@ -1041,17 +1041,6 @@ impl Pages {
         }
         placed
     }
-}
-
-/// `(rows, heads, channels)` as `(heads, rows, channels)`.
-fn swap_heads(values: &[f32], heads: usize, channels: usize) -> Vec<f32> {
-    let width = heads * channels;
-    let one = |head: usize| {
-        values
-            .chunks_exact(width)
-            .flat_map(move |row| row[head * channels..][..channels].iter().copied())
-    };
-    (0..heads).flat_map(one).collect()
 }
 
 /// A problem with the reference's answer, to be held against any number of subjects.
