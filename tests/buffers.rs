@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use support::{Guarded, Random, gpu, run};
 use wgpu_attention::compare::{Tolerance, compare};
 use wgpu_attention::kernels::{
-    ATTENTION_PARAMS, COPY_PARAMS, Fragment, KERNELS, LINEAR_PARAMS, MERGE_PARAMS, Operation,
+    APPEND_PARAMS, ATTENTION_PARAMS, COPY_PARAMS, Fragment, KERNELS, LINEAR_PARAMS, MERGE_PARAMS, Operation,
     ParamsLayout,
 };
 use wgpu_attention::reference::{self, widen};
@@ -801,10 +801,11 @@ fn every_parameter_arrives_under_its_own_name() {
     let mut echoed = 0;
     for kernel in KERNELS {
         let fragment = match kernel.operation {
-            Operation::Attention | Operation::Weights => &ATTENTION_PARAMS,
+            Operation::Attention | Operation::Decode | Operation::Weights => &ATTENTION_PARAMS,
             Operation::Linear | Operation::LinearFew => &LINEAR_PARAMS,
             Operation::Merge => &MERGE_PARAMS,
             Operation::Copy => &COPY_PARAMS,
+            Operation::Append => &APPEND_PARAMS,
         };
         let got = echo(&gpu, fragment, &kernel.params);
         let expected: Vec<u32> = (0..kernel.params.fields.len() as u32).map(number).collect();

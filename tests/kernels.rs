@@ -30,7 +30,7 @@ const CAUSAL: [Option<Alignment>; 3] = [None, Some(TopLeft), Some(BottomRight)];
 fn for_each_attention(least: usize, check: impl Fn(&Gpu, &Subject, &mut Failures)) {
     let Some(gpu) = gpu() else { return };
     let mut failures = Failures::default();
-    for subject in kernels(Operation::Attention) {
+    for subject in attention_kernels() {
         check(&gpu, &subject, &mut failures);
     }
     failures.report(least);
@@ -52,14 +52,15 @@ fn check_cases(cases: impl IntoIterator<Item = AttentionCase>, least: usize) {
     let mut failures = Failures::default();
     for case in cases {
         let prepared = case.prepare();
-        for subject in kernels(Operation::Attention) {
+        for subject in attention_kernels() {
             let result = prepared.check(&gpu, &subject);
             let result = if subject.takes(&prepared.data.problem) {
                 result
             } else {
                 // Refused by name and limit, and never computed wrong.
                 let refusal = result.err().unwrap_or_default();
-                let words = format!("the largest head of {} allows 64", subject.kernel.name);
+                let (name, largest) = (subject.kernel.name, subject.largest_head());
+                let words = format!("the largest head of {name} allows {largest}");
                 if refusal.contains(&words) {
                     Ok(())
                 } else {
@@ -133,7 +134,9 @@ fn every_configuration(form: Form, rules: [&str; 2]) {
             Form::Lanes => element_type("Q_TYPE"),
             Form::Tiled => kv_type,
         };
-        if (q_type, kv_type) != (ElementType::F32, ElementType::F32) && size != 16 {
+        let paged = configuration.rules.iter().any(|r| r.name == "rules/pages");
+        let plain = (q_type, kv_type) == (ElementType::F32, ElementType::F32) && !paged;
+        if !plain && size != 16 {
             continue;
         }
         // The size itself, and the smallest that is rounded up to it.
@@ -153,6 +156,7 @@ fn every_configuration(form: Form, rules: [&str; 2]) {
                 // As large as fits the lanes form; the tiled one takes any.
                 head_dim: [size, smallest][number % 2].min(80),
                 value_dim,
+                page_size: paged.then_some(5),
                 q_type,
                 kv_type,
                 rules: AttentionRules {

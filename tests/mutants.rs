@@ -1395,6 +1395,7 @@ fn broken(name: &str, edits: &[Edit]) -> Subject {
         configuration: None,
         fold: None,
         rules,
+        splits: None,
     }
 }
 
@@ -1680,14 +1681,14 @@ fn rejected_by_linear(
 fn kernels_as_they_are_pass_the_cases() {
     let Some(gpu) = gpu() else { return };
     let mut failures = Failures::default();
-    for subject in kernels(Operation::Attention) {
+    for subject in attention_kernels() {
         let cases = attention_cases();
         for case in cases.iter().filter(|c| subject.takes(&c.data.problem)) {
             let what = format!("{subject} {:?}", case.data.problem);
             failures.note(what, case.check(&gpu, &subject));
         }
     }
-    for subject in kernels(Operation::Attention) {
+    for subject in attention_kernels() {
         let cases = rule_cases();
         for case in cases.iter().filter(|c| subject.takes(&c.data.problem)) {
             let what = format!("{subject} {:?}", case.data.problem);

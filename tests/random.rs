@@ -109,6 +109,7 @@ fn draw(seed: u64) -> AttentionData {
         head_dim,
         value_dim,
         packed,
+        page_size: (!packed && one_in(random, 5)).then(|| 1 + random.below(20)),
         keys: one_in(random, 8).then(|| {
             let start = random.below(kv_len + 1);
             start..start + random.below(kv_len + 1 - start)
@@ -265,9 +266,12 @@ fn check(gpu: &Gpu, seed: u64) -> Result<(), String> {
     leave_dirt(gpu, expected.out.len());
     let (shape, tolerance) = (data.out_shape(), data.tolerance());
     let mut checked = 0;
-    for subject in kernels(Operation::Attention) {
+    for mut subject in attention_kernels() {
         if !subject.takes(&data.problem) {
             continue;
+        }
+        if subject.kernel.operation == Operation::Decode {
+            subject.splits = [None, Some(1), Some(2), Some(3), Some(8)][seed as usize % 5];
         }
         let named = |error| format!("{subject}: {error}");
         let got = data.run_all(gpu, &subject).map_err(named)?;
@@ -301,6 +305,7 @@ fn check_parts(gpu: &Gpu, data: &AttentionData, out: &[f64], lse: &[f64]) -> Res
         }
         let problem = AttentionProblem {
             form: Some(subject.kernel.form),
+            decode: Some(false),
             ..data.problem.clone()
         };
         let words = |error: wgpu_attention::Error| format!("{subject} in parts: {error}");

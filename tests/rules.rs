@@ -22,7 +22,7 @@ use wgpu_attention::{
 fn for_each_attention(least: usize, check: impl Fn(&Gpu, &Subject, &mut Failures)) {
     let Some(gpu) = gpu() else { return };
     let mut failures = Failures::default();
-    for subject in kernels(Operation::Attention) {
+    for subject in attention_kernels() {
         check(&gpu, &subject, &mut failures);
     }
     failures.report(least);

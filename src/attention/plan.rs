@@ -158,9 +158,9 @@ impl AttentionProblem {
         workgroups: u64,
         capabilities: &Capabilities,
     ) -> Result<u64> {
-        let (enough_workgroups, fewest_keys) = match kernel.form {
-            Form::Lanes => (ENOUGH_WORKGROUPS_LANES, FEWEST_KEYS_LANES),
-            Form::Tiled => (ENOUGH_WORKGROUPS_TILED, FEWEST_KEYS_TILED),
+        let (enough_workgroups, fewest_keys, block) = match kernel.form {
+            Form::Lanes => (ENOUGH_WORKGROUPS_LANES, FEWEST_KEYS_LANES, 32),
+            Form::Tiled => (ENOUGH_WORKGROUPS_TILED, FEWEST_KEYS_TILED, 64),
         };
         let channels = self.head_dim as u64;
         let all = self.key_range().len() as u64;
@@ -177,14 +177,12 @@ impl AttentionProblem {
         }
         let wanted = enough_workgroups.div_ceil(workgroups.max(1));
         let mut splits = wanted.min(keys / fewest_keys).clamp(1, MOST_SPLITS);
-        // A part has whole blocks: at most one more than its share.
-        let walk = |splits: u64| {
-            let most = keys.div_ceil(splits) + LARGEST_BLOCK;
-            (kernel.loop_iterations)(configuration, most.min(keys), channels)
-        };
-        while walk(splits) > capabilities.max_loop_iterations {
-            if keys / splits < LARGEST_BLOCK {
-                capabilities.can_loop(kernel, configuration, keys, channels)?;
+        // A part has whole blocks.
+        let part = |splits: u64| keys.div_ceil(block).div_ceil(splits) * block;
+        let walk = |keys: u64| (kernel.loop_iterations)(configuration, keys, channels);
+        while walk(part(splits)) > capabilities.max_loop_iterations {
+            if part(splits) <= block {
+                capabilities.can_loop(kernel, configuration, block, channels)?;
             }
             splits *= 2;
         }
@@ -468,9 +466,6 @@ const FEWEST_KEYS_TILED: u64 = 256;
 
 /// Parts in which keys are split at most for the sake of speed.
 const MOST_SPLITS: u64 = 64;
-
-/// Keys of a block of the decode kernels, at most.
-const LARGEST_BLOCK: u64 = 64;
 
 /// The same configuration of decode_lanes for operands whose rows begin anywhere; `None` where it takes them already, or
 /// is another kernel's.

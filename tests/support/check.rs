@@ -45,6 +45,16 @@ pub struct Subject {
     pub fold: Option<[u32; 2]>,
     /// Linked in for the rule fragments of the same names.
     pub rules: Vec<Fragment>,
+    /// Parts in which a decode kernel splits the keys, whatever the planner would choose.
+    pub splits: Option<u32>,
+}
+
+/// Every kernel that computes attention: those for few queries take any number of them.
+pub fn attention_kernels() -> Vec<Subject> {
+    [Operation::Attention, Operation::Decode]
+        .into_iter()
+        .flat_map(kernels)
+        .collect()
 }
 
 /// Every kernel for an operation (and for few rows of it), in the planner's configuration.
@@ -61,6 +71,7 @@ pub fn kernels(operation: Operation) -> Vec<Subject> {
             configuration: None,
             fold: None,
             rules: Vec::new(),
+            splits: None,
         })
         .collect();
     assert!(found.len() >= 2, "a kernel of each form");
@@ -100,6 +111,7 @@ impl Subject {
     pub fn attention(&self, gpu: &Gpu, problem: &AttentionProblem) -> Result<Attention, String> {
         let problem = AttentionProblem {
             form: Some(self.kernel.form),
+            decode: Some(self.kernel.operation == Operation::Decode),
             ..problem.clone()
         };
         let mut plan = problem
@@ -109,7 +121,18 @@ impl Subject {
             return Err(format!("the planner chose {}", plan.kernel.name));
         }
         plan.kernel = self.kernel;
-        if let Some(configuration) = &self.configuration {
+        let forced = self.configuration.is_some() || self.splits.is_some();
+        if self.kernel.operation == Operation::Decode && forced {
+            let configuration = self.configuration.as_ref().unwrap_or(&plan.configuration);
+            let rows = problem.q_len * (problem.heads / problem.kv_heads);
+            let tiles = rows.div_ceil(configuration.get("ROWS") as usize);
+            // Packed sequences are never split.
+            let splits = self.splits.filter(|_| !problem.packed);
+            plan.splits = splits.unwrap_or(plan.splits);
+            plan.configuration = configuration.clone();
+            let groups = tiles * problem.kv_heads * problem.batch * plan.splits as usize;
+            (plan.groups, plan.grid) = unfolded(groups)?;
+        } else if let Some(configuration) = &self.configuration {
             let lanes = match self.kernel.form {
                 Form::Tiled => 8,
                 Form::Lanes => configuration.get("LANES") as usize,
@@ -159,11 +182,21 @@ impl Subject {
 }
 
 impl Subject {
-    /// Whether the form is compiled for such a problem: the lanes form goes up to 64 channels, and takes q in a
-    /// smaller type only beside k and v of the same.
+    /// Whether the form is compiled for such a problem: the lanes form goes up to 64 channels (decoding 128), and takes q
+    /// in a smaller type only beside k and v of the same (decoding in any).
     pub fn takes(&self, problem: &AttentionProblem) -> bool {
-        let types = [ElementType::F32, problem.kv_type].contains(&problem.q_type);
-        self.kernel.form == Form::Tiled || problem.head_dim.max(problem.value_dim) <= 64 && types
+        let types = [ElementType::F32, problem.kv_type].contains(&problem.q_type)
+            || self.kernel.operation == Operation::Decode;
+        self.kernel.form == Form::Tiled
+            || problem.head_dim.max(problem.value_dim) <= self.largest_head() && types
+    }
+
+    /// The channels that the lanes form goes up to.
+    pub fn largest_head(&self) -> usize {
+        match self.kernel.operation {
+            Operation::Decode => 128,
+            _ => 64,
+        }
     }
 
     /// Whether it is the kernel that the planner chooses on this adapter.
@@ -422,6 +455,7 @@ pub struct Uploaded {
     pub cu_seqlens_q: Option<TensorView>,
     pub cu_seqlens_k: Option<TensorView>,
     pub rule_data: Option<TensorView>,
+    pub block_table: Option<TensorView>,
 }
 
 impl Uploaded {
@@ -436,7 +470,7 @@ impl Uploaded {
             rule_data: self.rule_data.as_ref(),
             cu_seqlens_q: self.cu_seqlens_q.as_ref(),
             cu_seqlens_k: self.cu_seqlens_k.as_ref(),
-            block_table: None,
+            block_table: self.block_table.as_ref(),
         }
     }
 
@@ -783,6 +817,33 @@ impl AttentionData {
             k = part(start, k_width, p.kv_heads);
             v = part(start + k_width, v_width, p.kv_heads);
         }
+        let pages = p.page_size.map(|size| self.pages(size));
+        if let Some(pages) = &pages {
+            let paged = |heads, channels, values: &[f32]| {
+                let values = pages.placed(values, heads * channels, p.kv_len);
+                let shape = [pages.count, pages.size, heads, channels];
+                match self.layout {
+                    Layout::HeadMajor | Layout::Padded => {
+                        // Heads before pages.
+                        typed(
+                            &[heads, pages.count, pages.size, channels],
+                            &values,
+                            p.kv_type,
+                            &|view| permuted(&view, &[1, 2, 0, 3]),
+                        )
+                    }
+                    Layout::Offset => typed(&[values.len() + 2], &values, p.kv_type, &|view| {
+                        split(&sliced(&view, 0, 1..values.len() + 1), 0, &shape)
+                    }),
+                    _ => typed(&shape, &values, p.kv_type, &|view| view),
+                }
+            };
+            k = paged(p.kv_heads, p.head_dim, &self.k);
+            v = paged(p.kv_heads, p.value_dim, &self.v);
+        }
+        let table = pages.as_ref().map(|pages| &pages.table);
+        let table_shape = |len: usize| vec![p.batch, len / p.batch.max(1)];
+        let block_table;
         let (kv_lens, q_lens, slopes, sinks, cu_seqlens_q, cu_seqlens_k);
         if self.one_table {
             // All in one buffer, behind something else.
@@ -799,6 +860,7 @@ impl AttentionData {
                 starts(0),
                 starts(1),
                 bits(&self.slopes),
+                table.cloned(),
             ] {
                 spans.push(values.map(|values| {
                     let at = words.len();
@@ -822,6 +884,7 @@ impl AttentionData {
             cu_seqlens_q = view(3, ElementType::U32, &flat);
             cu_seqlens_k = view(4, ElementType::U32, &flat);
             slopes = view(5, ElementType::F32, &|len| self.slopes_shape(len));
+            block_table = view(6, ElementType::U32, &table_shape);
         } else {
             let numbers = |values: Option<&Vec<u32>>| {
                 values.map(|values| place(gpu, &[values.len()], values, |view| view))
@@ -838,6 +901,8 @@ impl AttentionData {
                 .slopes
                 .as_ref()
                 .map(|values| place(gpu, &self.slopes_shape(values.len()), values, |view| view));
+            block_table =
+                table.map(|values| place(gpu, &table_shape(values.len()), values, |view| view));
         }
         let reads_data = p.rules.rule.as_ref().is_some_and(Rule::reads_data);
         Uploaded {
@@ -852,6 +917,7 @@ impl AttentionData {
             sinks,
             cu_seqlens_q,
             cu_seqlens_k,
+            block_table,
             rule_data: reads_data.then(|| {
                 // One element into its buffer.
                 let count = self.rule_data.len();
@@ -859,6 +925,32 @@ impl AttentionData {
                     sliced(&view, 0, 1..count + 1)
                 })
             }),
+        }
+    }
+
+    /// Pages in an order of their own, more of them than are needed.
+    fn pages(&self, size: usize) -> Pages {
+        let p = &self.problem;
+        let each = p.kv_len.div_ceil(size);
+        let count = p.batch * each + 2;
+        let mut order: Vec<u32> = (0..count as u32).collect();
+        let mut random = Random::new((p.kv_len * 131 + size) as u64);
+        for at in (1..count).rev() {
+            order.swap(at, random.below(at + 1));
+        }
+        let mut table = order[..p.batch * each].to_vec();
+        for (item, lens) in self.kv_lens.iter().flatten().enumerate() {
+            // What lies past an item's keys is never looked up for a result: any number will do.
+            for page in (*lens as usize).div_ceil(size)..each {
+                table[item * each + page] = [u32::MAX, count as u32, 0x8000_0000][page % 3];
+            }
+        }
+        Pages {
+            size,
+            count,
+            each,
+            table,
+            order,
         }
     }
 
@@ -935,6 +1027,31 @@ impl AttentionData {
             }
         };
         (guarded, self.unbatched(view))
+    }
+}
+
+/// Where the keys of a cache in pages lie.
+struct Pages {
+    size: usize,
+    count: usize,
+    /// Pages of a batch item.
+    each: usize,
+    table: Vec<u32>,
+    /// The same without what was spoilt past the items' keys.
+    order: Vec<u32>,
+}
+
+impl Pages {
+    /// Rows `(B, T, width)` as pages `(P, size, width)`, with NaN wherever no key lies.
+    fn placed(&self, rows: &[f32], width: usize, tokens: usize) -> Vec<f32> {
+        let mut placed = vec![f32::NAN; self.count * self.size * width];
+        for (row, values) in rows.chunks_exact(width.max(1)).enumerate() {
+            let (item, token) = (row / tokens, row % tokens);
+            let page = self.order[item * self.each + token / self.size] as usize;
+            placed[(page * self.size + token % self.size) * width..][..width]
+                .copy_from_slice(values);
+        }
+        placed
     }
 }
 
