@@ -15,7 +15,7 @@ mod support;
 use support::check::*;
 use support::{Random, run};
 use wgpu_attention::Alignment::{BottomRight, TopLeft};
-use wgpu_attention::kernels::{Form, Operation};
+use wgpu_attention::kernels::{Form, Operation, STORE_ROWS};
 use wgpu_attention::{
     Alignment, AttentionArguments, AttentionProblem, AttentionRules, ElementType, Gpu,
     LinearArguments, LinearProblem, TensorView, reference,
@@ -1090,7 +1090,10 @@ fn rows_past_65535_are_softmaxed_too() {
 fn projections_around_every_tile_edge_match_the_reference() {
     let Some(gpu) = gpu() else { return };
     let mut failures = Failures::default();
-    let subjects = configurations(Operation::Linear, |_| true);
+    // (Those that store into a cache have a test file of their own.)
+    let subjects = configurations(Operation::Linear, |configuration| {
+        configuration.rules.contains(&STORE_ROWS)
+    });
     let mut number = 0;
     for rows in EDGES {
         for d_out in EDGES {
@@ -1114,6 +1117,50 @@ fn projections_around_every_tile_edge_match_the_reference() {
         }
     }
     failures.report(1000);
+}
+
+/// The planner takes the kernel for few rows in a tile that holds them, and others for more.
+#[test]
+fn few_rows_are_planned_for_and_match_the_reference() {
+    let Some(gpu) = gpu() else { return };
+    let mut failures = Failures::default();
+    for rows in 1..=9 {
+        for form in [None, Some(Form::Lanes), Some(Form::Tiled)] {
+            let problem = LinearProblem {
+                form,
+                ..LinearCase::new(1, rows, 65, 33).data().problem
+            };
+            let plan = problem.plan(gpu.capabilities()).unwrap();
+            let few = plan.kernel.operation == Operation::LinearFew;
+            assert_eq!(few, rows <= 8, "{plan}");
+            if few {
+                let tile = rows.next_power_of_two() as u32;
+                assert_eq!(plan.configuration.get("ROWS"), tile, "{plan}");
+                assert!(plan.reason.contains("few rows"), "{plan}");
+            }
+            for forced in [true, false] {
+                let few = Some(forced);
+                let plan = LinearProblem { few, ..problem }.plan(gpu.capabilities());
+                let operation = plan.unwrap().kernel.operation;
+                assert_eq!(operation == Operation::LinearFew, forced);
+            }
+        }
+        for d_in in [7, 8, 9, 63, 64, 65, 129] {
+            for layout in [LinearLayout::Contiguous, LinearLayout::ChannelsFirst] {
+                let case = LinearCase {
+                    layout,
+                    seed: (rows * d_in) as u64,
+                    ..LinearCase::new(rows, 1, d_in, 31 + d_in % 3)
+                };
+                let prepared = case.prepare();
+                for subject in kernels(Operation::Linear) {
+                    let result = prepared.check(&gpu, &subject);
+                    failures.note(format!("{subject} {case:?}"), result);
+                }
+            }
+        }
+    }
+    failures.report(300);
 }
 
 /// webonnx/wonnx#95: right only for sizes divisible by 4.

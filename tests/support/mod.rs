@@ -74,7 +74,7 @@ impl Random {
 /// Elements in front of and behind a guarded output. Not a multiple of any alignment in use.
 const GUARD: usize = 77;
 /// What lies there: a NaN that no kernel makes, in f32 and in both halves of a word.
-const SENTINEL: u32 = 0x7fc1_7fc1;
+pub const SENTINEL: u32 = 0x7fc1_7fc1;
 
 /// An output inside a larger buffer: poisoned with NaN, with sentinels in front of and behind it.
 pub struct Guarded {
@@ -122,6 +122,32 @@ impl Guarded {
             return Err(format!("element {at} of {} was not written", inside.len()));
         }
         Ok(inside.to_vec())
+    }
+
+    /// Every element inside, written or not, with its bits, once nothing beside them was written.
+    pub fn bits(&self, element_type: ElementType) -> Result<Vec<(u32, f32)>, String> {
+        let all: Vec<f32> = self
+            .whole
+            .read_blocking()
+            .map_err(|error| error.to_string())?;
+        let end = all.len() - GUARD;
+        let mut beside = all[..GUARD].iter().chain(&all[end..]);
+        if beside.any(|value| value.to_bits() != SENTINEL) {
+            return Err("elements beside the output were written".into());
+        }
+        let words = all[GUARD..end].iter().map(|value| value.to_bits());
+        let halves = |word: u32| [word & 0xffff, word >> 16];
+        Ok(match element_type {
+            ElementType::F16 => words
+                .flat_map(halves)
+                .map(|bits| (bits, half::f16::from_bits(bits as u16).to_f32()))
+                .collect(),
+            ElementType::BF16 => words
+                .flat_map(halves)
+                .map(|bits| (bits, half::bf16::from_bits(bits as u16).to_f32()))
+                .collect(),
+            _ => words.map(|bits| (bits, f32::from_bits(bits))).collect(),
+        })
     }
 }
 
