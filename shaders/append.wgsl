@@ -29,6 +29,9 @@ var<storage, read> angles: array<f32>;
 @group(0) @binding(8)
 var<uniform> params: AppendParams;
 
+// Where there is no such table.
+const NONE: u32 = 0xffffffffu;
+
 // What becomes of a channel: `value` is its own, `other` that of the one it is paired with.
 fn turned(value: f32, other: f32, channel: u32, position: u32) -> f32 {
     let half = params.rotary_dims / 2u;
@@ -96,10 +99,12 @@ fn append(
     if (params.starts_at != NONE) {
         position += tables[params.starts_at + batch];
     }
+    var place = CacheRow(false, 0u, 0u, 0u);
     if (params.lengths_at != NONE) {
-        position = cache_position(batch, token);
-        // A token that its batch item does not have, or that has no room.
-        if (position == NONE) {
+        place = cache_row(batch, token);
+        position = place.position;
+        // A token that its batch item does not get, or that has no place.
+        if (!place.written) {
             return;
         }
     }
@@ -127,19 +132,13 @@ fn append(
         return;
     }
 
-    let row = cache_row(batch, position);
-    if (row == NONE) {
-        return;
-    }
-    // Pages lie in one pool, whatever batch item they belong to.
-    let own_batch = select(0u, batch, params.page_size == 0u);
     if (pair < q_pairs + k_pairs) {
         let head = (pair - q_pairs) / head_pairs;
         let channel = 2u * ((pair - q_pairs) % head_pairs);
         let both = channel + 1u < params.head_dim;
         let base = params.k_offset + batch * params.k_batch_stride + token * params.k_token_stride
             + head * params.k_head_stride;
-        let to = params.k_cache_offset + own_batch * params.k_cache_batch_stride + row * params.k_cache_token_stride
+        let to = params.k_cache_offset + place.batch * params.k_cache_batch_stride + place.row * params.k_cache_token_stride
             + head * params.k_cache_head_stride + channel;
         let first = k_value(base, channel, position);
         let second = k_value(base, channel + u32(both), position);
@@ -158,7 +157,7 @@ fn append(
         let both = channel + 1u < params.value_dim;
         let base = params.v_offset + batch * params.v_batch_stride + token * params.v_token_stride
             + head * params.v_head_stride;
-        let to = params.v_cache_offset + own_batch * params.v_cache_batch_stride + row * params.v_cache_token_stride
+        let to = params.v_cache_offset + place.batch * params.v_cache_batch_stride + place.row * params.v_cache_token_stride
             + head * params.v_cache_head_stride + channel;
         let first = v_value(base, channel);
         let second = v_value(base, channel + u32(both));

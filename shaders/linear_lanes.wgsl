@@ -67,20 +67,23 @@ fn linear_lanes(
         }
     }
 
+    var store = array<StoreRow, ROWS>();
     // @unroll
-    for (var c = 0u; c < COLUMNS; c++) {
+    for (var r = 0u; r < ROWS; r++) {
+        store[r] = store_row(min(first_row + r * LANES + lane, params.rows - 1u));
+    }
+    // @unroll
+    for (var c = 0u; c < COLUMNS; c += 2u) {
         let column = first_column + c;
         if (column < params.d_out) {
-            var bias_c = 0.0;
-            if (params.has_bias != 0u) {
-                bias_c = bias[params.bias_offset + column];
-            }
+            let both = column + 1u < params.d_out;
+            let bias_c = bias_pair(column, both);
             // @unroll
             for (var r = 0u; r < ROWS; r++) {
                 let row = first_row + r * LANES + lane;
                 if (row < params.rows) {
-                    y[params.y_offset + row_start(row, params.y_batch_stride, params.y_token_stride)
-                        + column * params.y_channel_stride] = sum[r * COLUMNS + c] + bias_c;
+                    let sums = vec2<f32>(sum[r * COLUMNS + c], sum[r * COLUMNS + c + 1u]);
+                    store_pair(store[r], column, sums + bias_c, both);
                 }
             }
         }

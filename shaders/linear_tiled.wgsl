@@ -35,6 +35,12 @@ const W_STRIDE: u32 = TILE_N + 1u;
 var<workgroup> x_tile: array<f32, DEPTH * X_STRIDE>;
 var<workgroup> weight_tile: array<f32, DEPTH * W_STRIDE>;
 
+// The tile's column that is column c of an invocation. Each owns pairs of neighbours; sixteen invocations beside each
+// other read sixteen different even (or odd) banks.
+fn column_of(c: u32, x: u32) -> u32 {
+    return c / 2u * 2u * SIDE + 2u * x + c % 2u;
+}
+
 @compute @workgroup_size(SIDE, SIDE)
 fn linear_tiled(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -83,7 +89,7 @@ fn linear_tiled(
             }
             // @unroll
             for (var c = 0u; c < COLUMNS; c++) {
-                let weight_i = weight_tile[i * W_STRIDE + c * SIDE + local.x];
+                let weight_i = weight_tile[i * W_STRIDE + column_of(c, local.x)];
                 // @unroll
                 for (var r = 0u; r < ROWS; r++) {
                     sum[r * COLUMNS + c] = fma(x_i[r], weight_i, sum[r * COLUMNS + c]);
@@ -92,20 +98,23 @@ fn linear_tiled(
         }
     }
 
+    var store = array<StoreRow, ROWS>();
     // @unroll
-    for (var c = 0u; c < COLUMNS; c++) {
-        let column = first_column + c * SIDE + local.x;
+    for (var r = 0u; r < ROWS; r++) {
+        store[r] = store_row(min(first_row + r * SIDE + local.y, params.rows - 1u));
+    }
+    // @unroll
+    for (var c = 0u; c < COLUMNS; c += 2u) {
+        let column = first_column + column_of(c, local.x);
         if (column < params.d_out) {
-            var bias_c = 0.0;
-            if (params.has_bias != 0u) {
-                bias_c = bias[params.bias_offset + column];
-            }
+            let both = column + 1u < params.d_out;
+            let bias_c = bias_pair(column, both);
             // @unroll
             for (var r = 0u; r < ROWS; r++) {
                 let row = first_row + r * SIDE + local.y;
                 if (row < params.rows) {
-                    y[params.y_offset + row_start(row, params.y_batch_stride, params.y_token_stride)
-                        + column * params.y_channel_stride] = sum[r * COLUMNS + c] + bias_c;
+                    let sums = vec2<f32>(sum[r * COLUMNS + c], sum[r * COLUMNS + c + 1u]);
+                    store_pair(store[r], column, sums + bias_c, both);
                 }
             }
         }

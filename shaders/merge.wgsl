@@ -45,9 +45,12 @@ fn merge(
     let out_row = params.out_offset + batch * params.out_batch_stride + head * params.out_head_stride
         + query * params.out_token_stride;
 
+    // Lavapipe compiles a kernel anew at every dispatch where a loop's end is nothing but a parameter. (There is always
+    // some workgroup.)
+    let count = select(params.parts, 0u, groups.x == 0u);
     var highest = 0.0;
     var any = false;
-    for (var p = 0u; p < params.parts; p++) {
+    for (var p = 0u; p < count; p++) {
         let one = part_lse[lse_row + p * params.part_lse_part_stride];
         if (!weighs_nothing(one) && (!any || one > highest)) {
             highest = one;
@@ -55,7 +58,7 @@ fn merge(
         }
     }
     var total = 0.0;
-    for (var p = 0u; p < params.parts; p++) {
+    for (var p = 0u; p < count; p++) {
         let at = lse_row + p * params.part_lse_part_stride;
         if (!weighs_nothing(part_lse[at])) {
             total = fma(exp(part_lse[at] - highest), part_total(at), total);
@@ -65,7 +68,7 @@ fn merge(
         let both = channel + 1u < params.value_dim;
         var first = 0.0;
         var second = 0.0;
-        for (var p = 0u; p < params.parts; p++) {
+        for (var p = 0u; p < count; p++) {
             let lse_at = lse_row + p * params.part_lse_part_stride;
             if (!weighs_nothing(part_lse[lse_at])) {
                 let weight = exp(part_lse[lse_at] - highest) * part_total(lse_at) / total;

@@ -96,6 +96,8 @@ pub use layer::{
     HeadProjections, LayerArguments, LayerConfig, LayerPlan, LayerShape, LayerWeights,
     MatrixLayout, MultiHeadAttention, Projection, ProjectionTensors, QkvTensors, QkvWeights, Step,
 };
+#[doc(hidden)]
+pub use linear::{CacheArguments, CacheColumns};
 pub use linear::{Linear, LinearArguments, LinearProblem};
 pub use merge::{Merge, MergeArguments, MergeProblem};
 pub use plan::Plan;

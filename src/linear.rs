@@ -1,12 +1,18 @@
 //! `y = x Wᵀ + b`: the projections.
 
-use crate::Result;
+mod cache;
+
+pub use cache::{CacheArguments, CacheColumns};
+
 use crate::element::ElementType;
-use crate::gpu::{Call, Capabilities, Gpu, Pipeline, Timestamps};
-use crate::kernels::{Configuration, Form, Kernel, LinearParams, Operation};
+use crate::gpu::{Argument, Call, Capabilities, Gpu, Pipeline, Timestamps};
+use crate::kernels::{
+    Configuration, FEW_LANES, Form, Fragment, Kernel, LinearParams, Operation, STORE_ROWS,
+};
 use crate::operands::{argument, check_operands, expect_contiguous_last, first};
-use crate::plan::{Plan, check_plan, choose_kernel, fold, size};
+use crate::plan::{Plan, check_plan, choose_kernel, fold, size, suited};
 use crate::tensor::{Tensor, TensorView};
+use crate::{Error, Result};
 use std::sync::Arc;
 
 /// A projection of `batch * tokens` rows from `d_in` to `d_out` channels.
@@ -22,7 +28,13 @@ pub struct LinearProblem {
     pub d_out: usize,
     /// The form of the kernel; `None` leaves it to the planner.
     pub form: Option<Form>,
+    /// Whether the kernel for few rows computes it, which is the same for both forms but for its size; `None` leaves it
+    /// to the planner, which takes it for up to 8 rows.
+    pub few: Option<bool>,
 }
+
+/// Rows up to which reading the weights is most of the work.
+const FEW_ROWS: u64 = 8;
 
 impl LinearProblem {
     /// Chooses kernel, configuration and grid for a device.
@@ -31,7 +43,11 @@ impl LinearProblem {
     ///
     /// [`Error::LimitExceeded`](crate::Error::LimitExceeded) for what does not fit the device or 32-bit counting.
     pub fn plan(&self, capabilities: &Capabilities) -> Result<Plan> {
-        let (kernel, reason) = choose_kernel(Operation::Linear, capabilities, self.form)?;
+        self.plan_storing(capabilities, &STORE_ROWS)
+    }
+
+    /// [`plan`](Self::plan) with that store linked in.
+    fn plan_storing(&self, capabilities: &Capabilities, store: &Fragment) -> Result<Plan> {
         for (name, value) in [
             ("batch", self.batch),
             ("tokens", self.tokens),
@@ -46,9 +62,15 @@ impl LinearProblem {
             "batch * tokens",
             usize::try_from(rows).unwrap_or(usize::MAX),
         )?;
-        let (configuration, why) = configure(kernel, rows);
+        let (kernel, reason) = self.choose(capabilities, rows)?;
+        let lanes = match self.form.unwrap_or(suited(capabilities)) {
+            Form::Lanes => FEW_LANES[0],
+            Form::Tiled => FEW_LANES[1],
+        };
+        let (configuration, why) = configure(kernel, rows, lanes, store);
+        capabilities.can_bind(kernel, &configuration)?;
         capabilities.can_loop(kernel, &configuration, self.d_in as u64, 0)?;
-        let (tile_m, tile_n) = tile(kernel.form, &configuration);
+        let (tile_m, tile_n) = tile(kernel, &configuration);
         let groups = rows.div_ceil(tile_m) * (self.d_out as u64).div_ceil(tile_n);
         let grid = fold(groups, capabilities, "linear")?;
         let plan = Plan {
@@ -57,6 +79,7 @@ impl LinearProblem {
             grid,
             groups: groups as u32,
             parts: 1,
+            splits: 1,
             flops: (2 * rows * self.d_in as u64).saturating_mul(self.d_out as u64),
             workspace_bytes: 0,
             reason: format!("{reason}; {why}"),
@@ -66,28 +89,70 @@ impl LinearProblem {
     }
 }
 
-/// The configuration for that many rows, and why. Small tiles where a large one would be less than half full.
-fn configure(kernel: &Kernel, rows: u64) -> (Configuration, String) {
-    let configurations = (kernel.configurations)();
-    let fits = |configuration: &&Configuration| tile(kernel.form, configuration).0 <= 2 * rows;
-    // They are listed from the smallest tile to the largest.
-    let chosen = configurations.iter().rev().find(fits);
-    let chosen = chosen.or(configurations.first()).cloned();
-    let configuration = chosen.unwrap_or(Configuration {
+impl LinearProblem {
+    /// The kernel for that many rows, and why.
+    fn choose(&self, capabilities: &Capabilities, rows: u64) -> Result<(&'static Kernel, String)> {
+        let any = || choose_kernel(Operation::Linear, capabilities, self.form);
+        if !self.few.unwrap_or((1..=FEW_ROWS).contains(&rows)) {
+            return any();
+        }
+        // It is the same for all adapters.
+        match (
+            choose_kernel(Operation::LinearFew, capabilities, Some(Form::Tiled)),
+            self.few,
+        ) {
+            (Ok((kernel, _)), None) => Ok((
+                kernel,
+                "few rows, so that each weight is read once for all".into(),
+            )),
+            (Ok((kernel, _)), Some(_)) => Ok((kernel, "few rows as asked".into())),
+            (Err(error), None) => {
+                let (kernel, reason) = any()?;
+                Ok((
+                    kernel,
+                    format!("{reason}; the kernel for few rows does not fit ({error})"),
+                ))
+            }
+            (Err(error), Some(_)) => Err(error),
+        }
+    }
+}
+
+/// The configuration for that many rows, and why. They are listed from the smallest tile to the largest.
+fn configure(kernel: &Kernel, rows: u64, lanes: u32, store: &Fragment) -> (Configuration, String) {
+    let mut configurations = (kernel.configurations)();
+    let few = kernel.operation == Operation::LinearFew;
+    configurations.retain(|configuration| {
+        configuration.rules.contains(store) && (!few || configuration.get("LANES") == lanes)
+    });
+    let tile_m = |configuration: &Configuration| tile(kernel, configuration).0;
+    let chosen = if few {
+        // The smallest that holds all rows.
+        let holds = |configuration: &&Configuration| tile_m(configuration) >= rows;
+        let chosen = configurations.iter().find(holds);
+        chosen.or(configurations.last())
+    } else {
+        // Small tiles where a large one would be less than half full.
+        let fits = |configuration: &&Configuration| tile_m(configuration) <= 2 * rows;
+        let chosen = configurations.iter().rev().find(fits);
+        chosen.or(configurations.first())
+    };
+    let configuration = chosen.cloned().unwrap_or(Configuration {
         consts: Vec::new(),
         rules: Vec::new(),
     });
-    let (tile_m, tile_n) = tile(kernel.form, &configuration);
+    let (tile_m, tile_n) = tile(kernel, &configuration);
     let why = format!("{rows} rows in tiles of {tile_m} x {tile_n}");
     (configuration, why)
 }
 
 /// Rows and columns of y that one workgroup computes.
-fn tile(form: Form, configuration: &Configuration) -> (u64, u64) {
+fn tile(kernel: &Kernel, configuration: &Configuration) -> (u64, u64) {
     let (rows, columns) = (configuration.get("ROWS"), configuration.get("COLUMNS"));
-    let (m, n) = match form {
-        Form::Tiled => (16 * rows, 16 * columns),
-        Form::Lanes => (configuration.get("LANES") * rows, columns),
+    let (m, n) = match (kernel.operation, kernel.form) {
+        (Operation::LinearFew, _) => (rows, columns),
+        (_, Form::Tiled) => (16 * rows, 16 * columns),
+        (_, Form::Lanes) => (configuration.get("LANES") * rows, columns),
     };
     (u64::from(m.max(1)), u64::from(n.max(1)))
 }
@@ -110,6 +175,8 @@ pub struct LinearArguments<'a> {
 pub struct Linear {
     gpu: Gpu,
     problem: LinearProblem,
+    /// Where it writes into a cache.
+    cache: Option<CacheColumns>,
     plan: Plan,
     pipeline: Arc<Pipeline>,
 }
@@ -142,11 +209,16 @@ impl Linear {
     /// [`Error::Parameter`](crate::Error::Parameter) for a kernel of another operation,
     /// [`Error::Shader`](crate::Error::Shader) if it is refused, [`Error::LimitExceeded`](crate::Error::LimitExceeded) if the grid is over the device's limit.
     pub fn from_plan(gpu: &Gpu, problem: LinearProblem, plan: Plan) -> Result<Self> {
-        check_plan(&plan, Operation::Linear, gpu.capabilities())?;
+        let operation = match plan.kernel.operation {
+            Operation::LinearFew => Operation::LinearFew,
+            _ => Operation::Linear,
+        };
+        check_plan(&plan, operation, gpu.capabilities())?;
         Ok(Linear {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
             gpu: gpu.clone(),
             problem,
+            cache: None,
             plan,
         })
     }
@@ -184,6 +256,27 @@ impl Linear {
         label: &str,
         timestamps: Option<&mut Timestamps>,
     ) -> Result<()> {
+        if self.cache.is_some() {
+            return Err(Error::parameter(
+                "cache",
+                "none",
+                "this projection was planned to write into a cache: use encode_into_cache",
+            ));
+        }
+        let params = LinearParams::default();
+        self.record(encoder, arguments, None, params, label, timestamps)
+    }
+
+    /// Records the projection: with the cache that it writes into, how that is bound, and its parameters.
+    fn record(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        arguments: LinearArguments<'_>,
+        cache: Option<(&CacheArguments<'_>, &[(&'static str, Argument<'_>)])>,
+        params: LinearParams,
+        label: &str,
+        timestamps: Option<&mut Timestamps>,
+    ) -> Result<()> {
         let LinearArguments { x, weight, bias, y } = arguments;
         let LinearProblem {
             batch,
@@ -192,20 +285,28 @@ impl Linear {
             d_out,
             ..
         } = self.problem;
-        let inputs = [("x", Some(x)), ("weight", Some(weight)), ("bias", bias)];
+        let mut inputs = vec![("x", Some(x)), ("weight", Some(weight)), ("bias", bias)];
+        let y_columns = self.cache.map_or(d_out, |columns| columns.q_columns);
         x.expect_shape("x", &[batch, tokens, d_in])?;
         weight.expect_shape("weight", &[d_out, d_in])?;
         if let Some(bias) = bias {
             bias.expect_shape("bias", &[d_out])?;
             expect_contiguous_last("bias", bias)?;
         }
-        y.expect_shape("y", &[batch, tokens, d_out])?;
-        for (name, view) in inputs.into_iter().chain([("y", Some(y))]) {
+        y.expect_shape("y", &[batch, tokens, y_columns])?;
+        for (name, view) in inputs.iter().copied().chain([("y", Some(y))]) {
             if let Some(view) = view {
                 view.expect_type(name, ElementType::F32)?;
             }
         }
-        check_operands(&self.gpu, &inputs, &[("y", y)])?;
+        // What nothing is written to may lie anywhere.
+        let mut outputs = vec![("y", y)];
+        if let Some((cache, _)) = cache {
+            inputs.extend(cache.tables());
+            outputs.retain(|_| y_columns > 0);
+            outputs.extend([("k", cache.k), ("v", cache.v)]);
+        }
+        check_operands(&self.gpu, &inputs, &outputs)?;
         let Some(grid) = self.plan.grid else {
             return Ok(());
         };
@@ -220,7 +321,7 @@ impl Linear {
             bound("bias", bias)?,
             bound("y", Some(y))?,
         ];
-        let (_, tile_n) = tile(self.plan.kernel.form, &self.plan.configuration);
+        let (_, tile_n) = tile(self.plan.kernel, &self.plan.configuration);
         let params = LinearParams {
             rows: (batch * tokens) as u32,
             tokens: tokens as u32,
@@ -241,19 +342,21 @@ impl Linear {
             y_batch_stride: y.stride(0),
             y_token_stride: y.stride(1),
             y_channel_stride: y.stride(2),
-            padding: 0,
+            ..params
         };
+        let mut arguments = vec![
+            ("x", argument(Some(x), x_at)),
+            ("weight", argument(Some(weight), weight_at)),
+            ("bias", argument(bias, bias_at)),
+            ("y", argument(Some(y), y_at)),
+        ];
+        arguments.extend(cache.iter().flat_map(|(_, bound)| bound.iter().copied()));
         self.gpu.record(
             encoder,
             &self.pipeline,
             Call {
                 label,
-                arguments: &[
-                    ("x", argument(Some(x), x_at)),
-                    ("weight", argument(Some(weight), weight_at)),
-                    ("bias", argument(bias, bias_at)),
-                    ("y", argument(Some(y), y_at)),
-                ],
+                arguments: &arguments,
                 params: bytemuck::bytes_of(&params),
                 grid,
                 timestamps,
@@ -286,29 +389,5 @@ impl Linear {
         self.gpu
             .record_and_submit(|encoder| self.encode(encoder, arguments))?;
         Ok(y)
-    }
-}
-
-//STUB begin
-pub(crate) struct CacheColumns;
-impl CacheColumns {
-    pub(crate) fn new(_: usize, _: &crate::cache::KvCacheConfig) -> Self {
-        CacheColumns
-    }
-}
-pub(crate) struct CacheArguments;
-impl Linear {
-    pub(crate) fn into_cache(_: &Gpu, _: LinearProblem, _: CacheColumns) -> Result<Self> {
-        unimplemented!()
-    }
-    pub(crate) fn encode_into_cache(
-        &self,
-        _: &mut wgpu::CommandEncoder,
-        _: LinearArguments<'_>,
-        _: &CacheArguments,
-        _: &str,
-        _: Option<&mut Timestamps>,
-    ) -> Result<()> {
-        unimplemented!()
     }
 }

@@ -69,6 +69,7 @@ impl MergeProblem {
             kernel,
             configuration,
             parts: 1,
+            splits: 1,
             grid: fold(rows, capabilities, "merge")?,
             groups: rows as u32,
             flops: rows.saturating_mul(per_row),

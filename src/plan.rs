@@ -23,6 +23,9 @@ pub struct Plan {
     /// Ranges of keys that are computed one after the other, in a dispatch each, and then merged; 1 where the whole
     /// is one dispatch.
     pub parts: u32,
+    /// Parts of the keys that workgroups of one dispatch compute side by side, and that are then merged; 1 where a workgroup
+    /// has all keys of its queries.
+    pub splits: u32,
     /// Useful floating-point operations: a multiply-add is two, causal work is counted once.
     pub flops: u64,
     /// GPU memory beyond the operands, in bytes.
@@ -36,7 +39,8 @@ impl Plan {
     pub fn dispatches(&self) -> usize {
         match (self.grid, self.parts) {
             (None, _) => 0,
-            (Some(_), 1) => 1,
+            (Some(_), 0 | 1) if self.splits > 1 => 2,
+            (Some(_), 0 | 1) => 1,
             (Some(_), parts) => parts as usize + 1,
         }
     }
@@ -57,7 +61,22 @@ impl fmt::Display for Plan {
                 self.parts
             )?;
         }
+        if self.splits > 1 {
+            write!(
+                f,
+                " with the keys in {} parts side by side, and a merge",
+                self.splits
+            )?;
+        }
         write!(f, ": {}", self.reason)
+    }
+}
+
+/// The form that suits an adapter.
+pub(crate) fn suited(capabilities: &Capabilities) -> Form {
+    match capabilities.device_type {
+        wgpu::DeviceType::Cpu => Form::Lanes,
+        _ => Form::Tiled,
     }
 }
 
@@ -71,8 +90,8 @@ pub(crate) fn choose_kernel(
     capabilities: &Capabilities,
     form: Option<Form>,
 ) -> Result<(&'static Kernel, String)> {
-    let software = capabilities.device_type == wgpu::DeviceType::Cpu;
-    let suited = if software { Form::Lanes } else { Form::Tiled };
+    let suited = suited(capabilities);
+    let software = suited == Form::Lanes;
     let wanted = form.unwrap_or(suited);
     let mut refusal = None;
     let mut usable = Vec::new();

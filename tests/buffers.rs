@@ -390,6 +390,7 @@ fn an_output_in_the_buffer_of_an_input_is_refused() {
             d_in: 4,
             d_out: 4,
             form: None,
+            few: None,
         },
     )
     .unwrap();
@@ -650,6 +651,7 @@ fn one_tensor_may_be_query_key_and_value() {
             d_in: 4,
             d_out: 3,
             form: None,
+            few: None,
         },
     )
     .unwrap();
@@ -749,6 +751,7 @@ fn empty_operands_work() {
                 d_in: 0,
                 d_out: 3,
                 form: None,
+                few: None,
             },
         )
         .unwrap();
@@ -778,6 +781,7 @@ fn empty_operands_work() {
                 d_in: 4,
                 d_out,
                 form: None,
+                few: None,
             },
         )
         .unwrap();
@@ -798,7 +802,7 @@ fn every_parameter_arrives_under_its_own_name() {
     for kernel in KERNELS {
         let fragment = match kernel.operation {
             Operation::Attention | Operation::Weights => &ATTENTION_PARAMS,
-            Operation::Linear => &LINEAR_PARAMS,
+            Operation::Linear | Operation::LinearFew => &LINEAR_PARAMS,
             Operation::Merge => &MERGE_PARAMS,
             Operation::Copy => &COPY_PARAMS,
         };

@@ -578,12 +578,12 @@ fn tokens_are_turned_and_put_where_they_belong() {
 const APPEND_MUTANTS: &[(&str, &str, &str)] = &[
     (
         "position one too far",
-        "length - count + token;",
-        "length - count + token + 1u;",
+        "let position = length - (count - token);",
+        "let position = length - (count - token) + 1u;",
     ),
     (
         "from the front",
-        "let position = length - count + token;",
+        "let position = length - (count - token);",
         "let position = token;",
     ),
     (
@@ -593,7 +593,7 @@ const APPEND_MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "all tokens wherever counts are told",
-        "params.counts_at != NONE",
+        "params.counts_at != ALL_TOKENS",
         "false",
     ),
     (
@@ -603,8 +603,8 @@ const APPEND_MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "always the first row of a page",
-        "position % params.page_size, page",
-        "0u, page",
+        "page * params.page_size + position % params.page_size",
+        "page * params.page_size",
     ),
     (
         "block table of the first sequence",
@@ -613,8 +613,8 @@ const APPEND_MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "all sequences into the first",
-        "select(0u, batch, params.page_size == 0u)",
-        "0u",
+        "place.batch * params.k_cache",
+        "0u * params.k_cache",
     ),
     (
         "turned the other way",

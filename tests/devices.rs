@@ -267,19 +267,23 @@ fn every_kernel_builds_under_webgpu_default_limits() {
                 ..plan.unwrap()
             };
             let result = match kernel.operation {
-                Operation::Linear => {
+                Operation::Linear | Operation::LinearFew => {
                     let problem = LinearProblem {
                         batch: 1,
                         tokens: 1,
                         d_in: 1,
                         d_out: 1,
                         form: None,
+                        few: None,
                     };
                     Linear::from_plan(&gpu, problem, plan(problem.plan(gpu.capabilities())))
                         .map(drop)
                 }
-                Operation::Attention => {
-                    let problem = AttentionProblem::new(1, 1, 1, size as usize);
+                Operation::Attention | Operation::Decode => {
+                    let problem = AttentionProblem {
+                        decode: Some(kernel.operation == Operation::Decode),
+                        ..AttentionProblem::new(1, 1, 1, size as usize)
+                    };
                     let plan = plan(problem.plan(gpu.capabilities()));
                     Attention::from_plan(&gpu, problem, plan).map(drop)
                 }
@@ -371,6 +375,7 @@ fn tensors_of_another_gpu_are_refused() {
             d_in: 3,
             d_out: 4,
             form: None,
+            few: None,
         },
     )
     .unwrap();
@@ -469,6 +474,7 @@ fn a_buffer_of_another_device_is_an_error() {
             d_in: 3,
             d_out: 4,
             form: None,
+            few: None,
         },
     )
     .unwrap();

@@ -394,6 +394,7 @@ fn plans_say_what_is_wrong_with_a_problem() {
         d_in: 1,
         d_out: 1,
         form: None,
+        few: None,
     };
     assert_eq!(kind_of(&linear.plan(&capabilities()).unwrap_err()), "limit");
 }
@@ -715,6 +716,7 @@ fn a_shader_that_is_refused_is_an_error_with_its_line() {
         d_in: 1,
         d_out: 1,
         form: None,
+        few: Some(false),
     };
     let good = problem.plan(gpu.capabilities()).unwrap();
     let with = |source: &'static str| {
@@ -747,8 +749,9 @@ fn a_shader_that_is_refused_is_an_error_with_its_line() {
         ),
     ] {
         // Without what the real file declares, the fragments that use it would be refused first.
-        let declared =
-            format!("{source}\n@group(0) @binding(4)\nvar<uniform> params: LinearParams;\n");
+        let declared = format!(
+            "{source}\n@group(0) @binding(2)\nvar<storage, read> bias: array<f32>;\n@group(0) @binding(3)\nvar<storage, read_write> y: array<f32>;\n@group(0) @binding(4)\nvar<uniform> params: LinearParams;\n"
+        );
         let error = with(declared.leak());
         let Error::Shader { kernel, message } = &error else {
             panic!("{source}: {error:?}")
@@ -978,6 +981,7 @@ fn nonsense_is_planned_or_refused() {
             d_in: nonsense.size(),
             d_out: nonsense.size(),
             form: nonsense.form(),
+            few: None,
         };
         tried(&mut counts, &format!("{linear:?}"), || {
             linear.plan(&capabilities)
@@ -1071,6 +1075,7 @@ fn nonsense_on_tensors_and_layers_is_an_error() {
             d_in: 3,
             d_out: 2,
             form: Some(Form::Lanes),
+            few: None,
         };
         tried(&mut counts, &steps, || {
             let mut encoder = gpu.device().create_command_encoder(&Default::default());
@@ -1091,6 +1096,7 @@ fn nonsense_on_tensors_and_layers_is_an_error() {
                 d_in: 3,
                 d_out,
                 form: Some(Form::Lanes),
+                few: None,
             };
             tried(&mut counts, &steps, || {
                 let x = Tensor::empty(&gpu, &[batch, tokens, 3], ElementType::F32)?.view();

@@ -1123,6 +1123,7 @@ fn projections_of_sizes_not_divisible_by_4_match_the_reference() {
                 d_in: 4,
                 d_out: 2,
                 form: None,
+                few: None,
             },
             layout: LinearLayout::Contiguous,
             x: (0..16).map(|i| i as f32).collect(),
@@ -1152,6 +1153,7 @@ fn projections_of_ones_give_the_width_in_every_row() {
                     d_in: 1024,
                     d_out: 33,
                     form: None,
+                    few: None,
                 },
                 layout: LinearLayout::Contiguous,
                 x: vec![1.0; rows * 1024],
@@ -1184,9 +1186,10 @@ fn projections_past_65535_workgroups_reach_every_row() {
         if !subject.is_planned(gpu) {
             return;
         }
-        let tile = match subject.kernel.form {
-            Form::Tiled => 32,
-            Form::Lanes => 16,
+        let tile = match (subject.kernel.operation, subject.kernel.form) {
+            (Operation::LinearFew, _) => 8,
+            (_, Form::Tiled) => 32,
+            (_, Form::Lanes) => 16,
         };
         let (rows, d_out) = (2, 65_536 * tile + 5);
         let data = LinearData {
@@ -1196,6 +1199,7 @@ fn projections_past_65535_workgroups_reach_every_row() {
                 d_in: 1,
                 d_out,
                 form: None,
+                few: None,
             },
             layout: LinearLayout::Contiguous,
             x: vec![1.0, 2.0],
@@ -1292,6 +1296,7 @@ fn one_view_may_be_x_and_weight() {
             d_in: 5,
             d_out: 12,
             form: None,
+            few: None,
         };
         let linear = subject.linear(gpu, &problem).unwrap();
         let guarded = support::Guarded::new(gpu, &[1, 12, 12]);

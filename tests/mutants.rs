@@ -1009,28 +1009,31 @@ static OTHER_MUTANTS: &[Mutant] = &[
 
 const LTILED: &str = "linear_tiled";
 const LLANES: &str = "linear_lanes";
+const LFEW: &str = "linear_few";
 const ROWS: &str = "shared/linear_params";
+const BIAS_PAIR: &str = "shared/bias_pair";
+const STORE_ROWS: &str = "rules/rows";
 
 static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "bias ignored",
         LTILED,
-        &[(LTILED, "params.has_bias != 0u", "false")],
+        &[(BIAS_PAIR, "params.has_bias != 0u", "false")],
     ),
     mutant(
         "bias ignored",
         LLANES,
-        &[(LLANES, "params.has_bias != 0u", "false")],
+        &[(BIAS_PAIR, "params.has_bias != 0u", "false")],
     ),
     mutant(
         "offset of the bias ignored",
         LTILED,
-        &[(LTILED, "params.bias_offset + column", "column")],
+        &[(BIAS_PAIR, "params.bias_offset + column]", "column]")],
     ),
     mutant(
         "offset of the bias ignored",
         LLANES,
-        &[(LLANES, "params.bias_offset + column", "column")],
+        &[(BIAS_PAIR, "params.bias_offset + column]", "column]")],
     ),
     mutant(
         "dropped tail tile of channels",
@@ -1123,8 +1126,8 @@ static LINEAR_MUTANTS: &[Mutant] = &[
         LTILED,
         &[(
             LTILED,
-            "if (column < params.d_out) {",
-            "if (column <= params.d_out) {",
+            "let both = column + 1u < params.d_out;",
+            "let both = true;",
         )],
     ),
     mutant(
@@ -1132,8 +1135,8 @@ static LINEAR_MUTANTS: &[Mutant] = &[
         LLANES,
         &[(
             LLANES,
-            "if (column < params.d_out) {",
-            "if (column <= params.d_out) {",
+            "let both = column + 1u < params.d_out;",
+            "let both = true;",
         )],
     ),
     mutant(
@@ -1183,12 +1186,12 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "channel stride of y ignored",
         LTILED,
-        &[(LTILED, "column * params.y_channel_stride", "column")],
+        &[(STORE_ROWS, "column * params.y_channel_stride", "column")],
     ),
     mutant(
         "channel stride of y ignored",
         LLANES,
-        &[(LLANES, "column * params.y_channel_stride", "column")],
+        &[(STORE_ROWS, "column * params.y_channel_stride", "column")],
     ),
     mutant(
         "offset of x ignored",
@@ -1203,12 +1206,12 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "offset of y ignored",
         LTILED,
-        &[(LTILED, "params.y_offset + ", "")],
+        &[(STORE_ROWS, "params.y_offset + ", "")],
     ),
     mutant(
         "offset of y ignored",
         LLANES,
-        &[(LLANES, "params.y_offset + ", "")],
+        &[(STORE_ROWS, "params.y_offset + ", "")],
     ),
     mutant(
         "offset of the weight ignored",
@@ -1219,6 +1222,137 @@ static LINEAR_MUTANTS: &[Mutant] = &[
         "offset of the weight ignored",
         LLANES,
         &[(LLANES, "params.weight_offset\n            + ", "")],
+    ),
+    mutant(
+        "stride of a pair's second column ignored",
+        LTILED,
+        &[(STORE_ROWS, "at + params.y_channel_stride", "at + 1u")],
+    ),
+    mutant(
+        "bias of a pair's first column for both",
+        LLANES,
+        &[(BIAS_PAIR, "column + 1u]", "column]")],
+    ),
+    mutant(
+        "columns of a pair exchanged",
+        LTILED,
+        &[(LTILED, "2u * x + c % 2u", "2u * x + (c + 1u) % 2u")],
+    ),
+    mutant(
+        "bias ignored",
+        LFEW,
+        &[(BIAS_PAIR, "params.has_bias != 0u", "false")],
+    ),
+    mutant(
+        "bias added by every lane",
+        LFEW,
+        &[(
+            LFEW,
+            "total += vec2<f32>(",
+            "total += bias_pair(column, column + 1u < params.d_out) + vec2<f32>(",
+        )],
+    ),
+    mutant(
+        "dropped last channel",
+        LFEW,
+        &[(
+            LFEW,
+            "i < params.d_in; i += LANES",
+            "i + 1u < params.d_in; i += LANES",
+        )],
+    ),
+    mutant(
+        "dropped tail of channels",
+        LFEW,
+        &[(
+            LFEW,
+            "i < params.d_in; i += LANES",
+            "i < params.d_in / 8u * 8u; i += LANES",
+        )],
+    ),
+    mutant(
+        "channels past the end counted",
+        LFEW,
+        &[(
+            LFEW,
+            "i < params.d_in; i += LANES",
+            "i < (params.d_in + 3u) / 4u * 4u; i += LANES",
+        )],
+    ),
+    mutant(
+        "first lane's sum dropped",
+        LFEW,
+        &[(LFEW, "var l = 0u; l < LANES", "var l = 1u; l < LANES")],
+    ),
+    mutant(
+        "rows and columns of the tile exchanged",
+        LFEW,
+        &[
+            (LFEW, "2u * pair / COLUMNS", "2u * pair % ROWS"),
+            (LFEW, "2u * pair % COLUMNS", "2u * pair / ROWS"),
+        ],
+    ),
+    mutant(
+        "sums of two outputs in one place",
+        LFEW,
+        &[(
+            LFEW,
+            "output * LANES + (lane",
+            "output / 2u * LANES + (lane",
+        )],
+    ),
+    mutant(
+        "last row not stored",
+        LFEW,
+        &[(LFEW, "row < params.rows &&", "row + 1u < params.rows &&")],
+    ),
+    mutant(
+        "row past the end stored",
+        LFEW,
+        &[(LFEW, "row < params.rows &&", "row <= params.rows &&")],
+    ),
+    mutant(
+        "last column not stored",
+        LFEW,
+        &[(
+            LFEW,
+            "&& column < params.d_out",
+            "&& column + 1u < params.d_out",
+        )],
+    ),
+    mutant(
+        "column past the end stored",
+        LFEW,
+        &[(
+            LFEW,
+            "let both = column + 1u < params.d_out;",
+            "let both = true;",
+        )],
+    ),
+    mutant(
+        "channel stride of x ignored",
+        LFEW,
+        &[(LFEW, "i * params.x_channel_stride", "i")],
+    ),
+    mutant(
+        "channel stride of the weight ignored",
+        LFEW,
+        &[(LFEW, "i * params.weight_in_stride", "i")],
+    ),
+    mutant(
+        "row stride of the weight ignored",
+        LFEW,
+        &[(LFEW, "* params.weight_out_stride", "* params.d_in")],
+    ),
+    mutant(
+        "offset of x ignored",
+        LFEW,
+        &[(LFEW, "params.x_offset + ", "")],
+    ),
+    mutant(
+        "offset of the weight ignored",
+        LFEW,
+        &[(LFEW, "params.weight_offset\n            + ", "")],
     ),
 ];
 
@@ -1885,7 +2019,7 @@ fn missing_barriers_are_rejected() {
     let lanes = told.then_some(info.subgroup_min_size);
     let (attention, linear) = (attention_cases(), linear_cases());
     let mut failures = Failures::default();
-    for name in [TILED, LTILED, WEIGHTS] {
+    for name in [TILED, LTILED, LFEW, WEIGHTS] {
         let source = find(name).unwrap().source;
         for (number, (at, barrier)) in source.match_indices("workgroupBarrier();").enumerate() {
             let mut text = source.to_string();
@@ -1900,7 +2034,9 @@ fn missing_barriers_are_rejected() {
                 .find(|(kernel, n, _)| (*kernel, *n) == (name, number));
             let rejected = match subject.kernel.operation {
                 Operation::Attention => rejected_by_attention(&gpu, &attention, &subject),
-                Operation::Linear => rejected_by_linear(&gpu, &linear, &subject),
+                Operation::Linear | Operation::LinearFew => {
+                    rejected_by_linear(&gpu, &linear, &subject)
+                }
                 _ => rejected_by_others(&gpu, subject.kernel),
             };
             let result = rejected.and_then(|rejected| match (rejected, unseen, lanes) {
@@ -1914,5 +2050,5 @@ fn missing_barriers_are_rejected() {
             failures.note(format!("{name}: barrier {number}"), result);
         }
     }
-    failures.report(10);
+    failures.report(11);
 }

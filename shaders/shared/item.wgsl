@@ -23,10 +23,12 @@ struct Item {
     // The logit that stands in the denominator alone, and whether there is one.
     sink: f32,
     has_sink: bool,
+    // Of the keys, whose results are written: 0 unless a decode kernel's.
+    part: u32,
 }
 
 fn item_at(batch: u32, head: u32) -> Item {
-    var item = Item(batch, head, 0u, 0u, params.q_len, params.kv_len, params.q_len, params.kv_len, 0, 0.0, 0.0, false);
+    var item = Item(batch, head, 0u, 0u, params.q_len, params.kv_len, params.q_len, params.kv_len, 0, 0.0, 0.0, false, 0u);
     // Starts and lengths are data: whatever stands there, nothing outside of the operands is touched.
     if (params.packed != 0u) {
         item.q_start = min(tables[params.cu_seqlens_q_at + batch], params.q_total);

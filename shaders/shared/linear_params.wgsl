@@ -22,6 +22,33 @@ struct LinearParams {
     y_batch_stride: u32,
     y_token_stride: u32,
     y_channel_stride: u32,
+    // What follows is of `rules/cache` alone. Columns that are queries; heads of the keys and values after them.
+    q_columns: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    value_dim: u32,
+    // 0: f32, 1: f16, 2: bf16.
+    cache_type: u32,
+    // The batch strides are 0 in pages.
+    k_offset: u32,
+    k_batch_stride: u32,
+    k_token_stride: u32,
+    k_head_stride: u32,
+    v_offset: u32,
+    v_batch_stride: u32,
+    v_token_stride: u32,
+    v_head_stride: u32,
+    // Where the small operands begin in `tables`: lengths (B), counts (B) or 0xffffffff, block table (B, W).
+    lengths_at: u32,
+    counts_at: u32,
+    // Tokens that a batch item may hold.
+    capacity: u32,
+    // Tokens of a page; 0: no pages.
+    page_size: u32,
+    block_table_at: u32,
+    block_table_stride: u32,
+    // Tokens of all pages together.
+    cache_rows: u32,
     // A uniform buffer is a multiple of 16 bytes.
     padding: u32,
 }

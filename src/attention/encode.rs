@@ -1,9 +1,9 @@
 //! Attention, compiled for one problem and recorded into the caller's encoder.
 
-use super::plan::queries_per_group;
+use super::plan::unaligned;
 use super::rules::TablePlaces;
 use super::{Alignment, AttentionProblem, RuleArguments};
-use crate::gpu::{Argument, Call, Gpu, Pipeline, Timestamps};
+use crate::gpu::{Argument, Bound, Call, Gpu, Pipeline, Timestamps};
 use crate::kernels::{AttentionParams, Operation};
 use crate::merge::{Merge, MergeArguments};
 use crate::operands::{
@@ -83,10 +83,10 @@ struct Parts {
 
 impl Parts {
     fn new(gpu: &Gpu, problem: &AttentionProblem, plan: &Plan) -> Result<Option<Self>> {
-        if plan.parts <= 1 || plan.grid.is_none() {
+        let parts = plan.parts.max(plan.splits) as usize;
+        if parts <= 1 || plan.grid.is_none() {
             return Ok(None);
         }
-        let parts = plan.parts as usize;
         let AttentionProblem {
             batch,
             heads,
@@ -135,10 +135,20 @@ impl Attention {
     /// [`Error::LimitExceeded`] if the grid is over the device's limit.
     pub fn from_plan(gpu: &Gpu, problem: AttentionProblem, plan: Plan) -> Result<Self> {
         problem.check()?;
-        check_plan(&plan, Operation::Attention, gpu.capabilities())?;
-        if problem.packed && plan.parts > 1 {
-            let rule = "must be 1: packed sequences are not computed in parts of the keys";
-            return Err(Error::parameter("plan.parts", plan.parts, rule));
+        let operation = match plan.kernel.operation {
+            Operation::Decode => Operation::Decode,
+            _ => Operation::Attention,
+        };
+        check_plan(&plan, operation, gpu.capabilities())?;
+        for (name, parts) in [("plan.parts", plan.parts), ("plan.splits", plan.splits)] {
+            if problem.packed && parts > 1 {
+                let rule = "must be 1: packed sequences are not computed in parts of the keys";
+                return Err(Error::parameter(name, parts, rule));
+            }
+        }
+        if plan.splits > 1 && (plan.parts > 1 || operation != Operation::Decode) {
+            let rule = "must be 1: only kernels for few queries split keys, and in one dispatch";
+            return Err(Error::parameter("plan.splits", plan.splits, rule));
         }
         Ok(Attention {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
@@ -162,7 +172,8 @@ impl Attention {
 
     /// Records the attention into an encoder. Submits nothing and waits for nothing; allocates nothing on the
     /// GPU unless views are laid out as never before (then one parameter buffer of about 300 bytes). Copies nothing
-    /// but what the plan names.
+    /// but what the plan names. (The first call whose rows of k or v do not begin on multiples of four elements compiles
+    /// decode_lanes once more, if that is the kernel.)
     ///
     /// # Errors
     ///
@@ -246,16 +257,27 @@ impl Attention {
             lse.bind("lse")?;
         }
         let pairs = BoundPairs::new(&rules, mask, bias)?;
+        // Most callers' rows begin where four channels can be read at once; a pipeline for the others is made when they come.
+        let narrow = unaligned(&self.plan.configuration).filter(|_| {
+            ![(k, k_at), (v, v_at)]
+                .iter()
+                .all(|(view, at)| begins_on_fours(view, *at))
+        });
+        let pipeline = match &narrow {
+            Some(configuration) => &self.gpu.pipeline(self.plan.kernel, configuration)?,
+            None => &self.pipeline,
+        };
         if let Some(timestamps) = &timestamps {
             timestamps.expect_room(self.plan.dispatches())?;
         }
         let (tables, places) = rules.bind_tables(&self.gpu, encoder, self.tables.as_ref())?;
         let tables_at = tables.as_ref().map(|t| t.bind("tables")).transpose()?;
-        let block_q = queries_per_group(self.plan.kernel, &self.plan.configuration);
+        let tiles = problem.row_tiles(self.plan.kernel, &self.plan.configuration);
         let params = AttentionParams {
             q_total: q_total as u32,
             kv_total: kv_total as u32,
-            q_tiles: (problem.q_len as u64).div_ceil(block_q) as u32,
+            q_tiles: tiles as u32,
+            parts: self.plan.splits.max(1),
             groups: self.plan.groups,
             q_offset: first(q_at),
             q_batch_stride: q.stride(0),
@@ -280,20 +302,24 @@ impl Attention {
             let out_at = out.bind("out")?;
             let lse_at = lse.map(|lse| lse.bind("lse")).transpose()?.flatten();
             let lse_stride = |axis| lse.map_or(0, |lse| lse.stride(axis));
+            // Results of parts side by side have an axis in front.
+            let lead = out.shape().len().saturating_sub(4);
             let params = AttentionParams {
                 out_offset: first(out_at),
-                out_batch_stride: out.stride(0),
-                out_token_stride: out.stride(1),
-                out_head_stride: out.stride(2),
+                out_part_stride: if lead > 0 { out.stride(0) } else { 0 },
+                out_batch_stride: out.stride(lead),
+                out_token_stride: out.stride(lead + 1),
+                out_head_stride: out.stride(lead + 2),
                 has_lse: match lse.map(|lse| lse.shape().len()) {
                     _ if lse_at.is_none() => 0,
-                    Some(4) => 2,
+                    Some(4..) => 2,
                     _ => 1,
                 },
                 lse_offset: first(lse_at),
-                lse_batch_stride: lse_stride(0),
-                lse_head_stride: lse_stride(1),
-                lse_token_stride: lse_stride(2),
+                lse_part_stride: if lead > 0 { lse_stride(0) } else { 0 },
+                lse_batch_stride: lse_stride(lead),
+                lse_head_stride: lse_stride(lead + 1),
+                lse_token_stride: lse_stride(lead + 2),
                 ..params
             };
             let mut bound = vec![
@@ -307,7 +333,7 @@ impl Attention {
             bound.extend(pairs.arguments());
             self.gpu.record(
                 encoder,
-                &self.pipeline,
+                pipeline,
                 Call {
                     label,
                     arguments: &bound,
@@ -324,7 +350,16 @@ impl Attention {
         let count = self.plan.parts as usize;
         let edge =
             |part: usize| keys.start + (keys.len() as u64 * part as u64 / count as u64) as usize;
-        for part in 0..count {
+        if self.plan.splits > 1 {
+            let (out, lse) = (&parts.out, Some(&parts.lse));
+            let params = AttentionParams {
+                out_type: 0,
+                ..params
+            };
+            dispatch(encoder, params, out, lse, timestamps.as_deref_mut())?;
+        }
+        // Parts one after the other; none where they are computed side by side.
+        for part in (0..count).filter(|_| self.plan.splits <= 1) {
             let only = |view: &TensorView| view.slice(0, part..part + 1)?.merge_axes(0..2);
             let params = AttentionParams {
                 key_begin: edge(part) as u32,
@@ -347,6 +382,12 @@ impl Attention {
             .merge
             .encode_parts(encoder, arguments, true, label, timestamps)
     }
+}
+
+/// Whether every row of k or v, as it is bound, begins where four channels can be read at once.
+fn begins_on_fours(view: &TensorView, at: Option<Bound>) -> bool {
+    let fours = |number: u32| number.is_multiple_of(4);
+    at.is_some_and(|bound| fours(bound.first)) && (0..3).all(|axis| fours(view.stride(axis)))
 }
 
 /// Pages `(P, page_size, heads, channels)` as `(1, P * page_size, heads, channels)`.

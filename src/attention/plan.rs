@@ -3,12 +3,13 @@
 use super::{AttentionProblem, rules};
 use crate::gpu::Capabilities;
 use crate::kernels::{
-    ATTEND_ALL, BIAS, Configuration, Form, Fragment, IN_ORDER, Kernel, MASK, NO_BIAS, NO_RULE,
-    Operation, PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES, compiled,
+    ATTEND_ALL, BIAS, Configuration, FOURS_ANY, FOURS_F32, FOURS_HALF, Form, Fragment, IN_ORDER,
+    Kernel, MASK, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES,
+    compiled,
 };
 use crate::merge::MergeProblem;
 use crate::plan::{Plan, choose_kernel, fold};
-use crate::{Error, Result};
+use crate::{ElementType, Error, Result};
 
 impl AttentionProblem {
     /// Chooses kernel, configuration and grid for a device.
@@ -21,6 +22,15 @@ impl AttentionProblem {
     pub fn plan(&self, capabilities: &Capabilities) -> Result<Plan> {
         self.check()?;
         self.check_rule(capabilities)?;
+        let few = (1..=MOST_DECODED).contains(&self.q_len);
+        let mut no_decode = None;
+        if self.decode.unwrap_or(few) {
+            match self.plan_decode(capabilities) {
+                Ok(plan) => return Ok(plan),
+                Err(error) if self.decode.is_some() => return Err(error),
+                Err(error) => no_decode = Some(error),
+            }
+        }
         let (mut kernel, mut reason) =
             choose_kernel(Operation::Attention, capabilities, self.form)?;
         let mut fitting = self.configurations(kernel);
@@ -56,8 +66,8 @@ impl AttentionProblem {
         capabilities.can_bind(kernel, &configuration)?;
         let parts = self.parts(kernel, &configuration, capabilities)?;
         let block_q = queries_per_group(kernel, &configuration);
-        let groups = (self.q_len as u64)
-            .div_ceil(block_q)
+        let groups = self
+            .row_tiles(kernel, &configuration)
             .saturating_mul(self.heads as u64)
             .saturating_mul(self.batch as u64);
         let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
@@ -66,25 +76,145 @@ impl AttentionProblem {
             grid: fold(groups, capabilities, "attention")?,
             groups: groups as u32,
             parts: parts as u32,
+            splits: 1,
             flops: self.pairs().saturating_mul(2 * channels),
             workspace_bytes: workspace_bytes.saturating_add(self.parts_bytes(parts)),
             reason: format!("{reason}; {block_q} queries a workgroup"),
             kernel,
             configuration,
         };
+        if let Some(error) = no_decode {
+            plan.reason.push_str(&format!(
+                "; the kernels for few queries do not fit ({error})"
+            ));
+        }
         if parts > 1 {
             let limit = capabilities.max_loop_iterations;
             plan.reason.push_str(&format!(
                 "; keys in {parts} parts, since the adapter ends loops after {limit} iterations"
             ));
         }
-        if gathered > 0 {
-            plan.reason.push_str(&format!(
-                "; {gathered} small operands are copied into one buffer of {workspace_bytes} bytes, unless they lie in one"
-            ));
-        }
+        plan.reason
+            .push_str(&gathered_words(gathered, workspace_bytes));
         log::debug!("{self:?} -> {plan}");
         Ok(plan)
+    }
+
+    /// The plan of the kernels for few queries.
+    fn plan_decode(&self, capabilities: &Capabilities) -> Result<Plan> {
+        let (mut kernel, mut reason) = choose_kernel(Operation::Decode, capabilities, self.form)?;
+        let mut fitting = self.configurations(kernel);
+        if fitting.is_empty() {
+            let refusal = self.refusal(kernel);
+            let tiled = choose_kernel(Operation::Decode, capabilities, Some(Form::Tiled))?.0;
+            if self.form.is_some() || tiled.name == kernel.name {
+                return Err(refusal);
+            }
+            reason = format!("tiles, since {} does not do it ({refusal})", kernel.name);
+            kernel = tiled;
+            fitting = self.configurations(kernel);
+        }
+        // Query heads that share a KV head are rows of one workgroup, and so are its queries.
+        let group = self.heads / self.kv_heads;
+        let rows = (self.q_len as u64).saturating_mul(group as u64);
+        let holds = |c: &&Configuration| u64::from(c.get("ROWS")) >= rows;
+        let chosen = fitting.iter().find(holds).or(fitting.last());
+        let configuration = chosen.cloned().ok_or_else(|| self.refusal(kernel))?;
+        capabilities.can_bind(kernel, &configuration)?;
+        let workgroups = self
+            .row_tiles(kernel, &configuration)
+            .saturating_mul(self.kv_heads as u64)
+            .saturating_mul(self.batch as u64);
+        let splits = self.splits(kernel, &configuration, workgroups, capabilities)?;
+        let groups = workgroups.saturating_mul(splits);
+        let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
+        let (workspace_bytes, gathered) = self.gathered_tables();
+        let mut plan = Plan {
+            grid: fold(groups, capabilities, "attention")?,
+            groups: groups as u32,
+            parts: 1,
+            splits: splits as u32,
+            flops: self.pairs().saturating_mul(2 * channels),
+            workspace_bytes: workspace_bytes.saturating_add(self.parts_bytes(splits)),
+            reason: format!(
+                "{reason}; few queries: {} of the {rows} rows of each KV head a workgroup",
+                u64::from(configuration.get("ROWS")).min(rows)
+            ),
+            kernel,
+            configuration,
+        };
+        plan.reason
+            .push_str(&gathered_words(gathered, workspace_bytes));
+        log::debug!("{self:?} -> {plan}");
+        Ok(plan)
+    }
+
+    /// In how many parts the decode kernels walk over the keys: enough to give the adapter work and to let every loop end
+    /// by itself.
+    fn splits(
+        &self,
+        kernel: &Kernel,
+        configuration: &Configuration,
+        workgroups: u64,
+        capabilities: &Capabilities,
+    ) -> Result<u64> {
+        let (enough_workgroups, fewest_keys) = match kernel.form {
+            Form::Lanes => (ENOUGH_WORKGROUPS_LANES, FEWEST_KEYS_LANES),
+            Form::Tiled => (ENOUGH_WORKGROUPS_TILED, FEWEST_KEYS_TILED),
+        };
+        let channels = self.head_dim as u64;
+        let all = self.key_range().len() as u64;
+        // Within a window there are only so many keys to walk over.
+        let queries = u64::from(configuration.get("ROWS"));
+        let keys = match self.window() {
+            (left @ 0.., right @ 0..) => all.min(left as u64 + right as u64 + queries),
+            _ => all,
+        };
+        // Packed sequences have as many tokens as come with a call, so that there is no workspace to plan.
+        if self.packed || self.grid_is_empty() {
+            capabilities.can_loop(kernel, configuration, keys, channels)?;
+            return Ok(1);
+        }
+        let wanted = enough_workgroups.div_ceil(workgroups.max(1));
+        let mut splits = wanted.min(keys / fewest_keys).clamp(1, MOST_SPLITS);
+        // A part has whole blocks: at most one more than its share.
+        let walk = |splits: u64| {
+            let most = keys.div_ceil(splits) + LARGEST_BLOCK;
+            (kernel.loop_iterations)(configuration, most.min(keys), channels)
+        };
+        while walk(splits) > capabilities.max_loop_iterations {
+            if keys / splits < LARGEST_BLOCK {
+                capabilities.can_loop(kernel, configuration, keys, channels)?;
+            }
+            splits *= 2;
+        }
+        let (needed, available) = (self.parts_bytes(splits), capabilities.max_binding_bytes);
+        if needed > available {
+            let what = format!("the outputs of {splits} parts of the keys");
+            let limit = "max_storage_buffer_binding_size";
+            return Err(Error::limit_bytes(what, limit, needed, available));
+        }
+        if splits > 1 {
+            self.merge_of(splits as usize).plan(capabilities)?;
+        }
+        Ok(splits)
+    }
+
+    fn grid_is_empty(&self) -> bool {
+        self.batch == 0 || self.q_len == 0
+    }
+
+    /// Workgroups along the queries of one head or, of the decode kernels, along the rows of one KV head.
+    pub(super) fn row_tiles(&self, kernel: &Kernel, configuration: &Configuration) -> u64 {
+        let per_group = queries_per_group(kernel, configuration);
+        let rows = match kernel.operation {
+            Operation::Decode => {
+                let group = (self.heads / self.kv_heads.max(1)) as u64;
+                (self.q_len as u64).saturating_mul(group)
+            }
+            _ => self.q_len as u64,
+        };
+        rows.div_ceil(per_group)
     }
 
     /// The plan of [`AttentionWeights`](crate::AttentionWeights): the kernel's form, v and the output play no part.
@@ -116,6 +246,7 @@ impl AttentionProblem {
             )?,
             groups: rows as u32,
             parts: 1,
+            splits: 1,
             flops: self.pairs().saturating_mul(2 * self.head_dim as u64),
             workspace_bytes,
             reason: "a row a workgroup".into(),
@@ -264,20 +395,36 @@ impl AttentionProblem {
         };
         let q_type = self.q_type.float_number();
         let kv_type = self.kv_type.float_number();
-        // Configurations come in every set of rules: any one of them stands for the rules of this problem.
-        let first_rules = all.first().map(|c| c.rules.clone());
-        all.into_iter()
-            .filter(|c| {
-                c.get(name) == size
-                    && Some(c.get("KV_TYPE")) == kv_type
-                    && (kernel.form == Form::Tiled || Some(c.get("Q_TYPE")) == q_type)
-                    && Some(&c.rules) == first_rules.as_ref()
-            })
-            .map(|c| Configuration {
-                rules: self.rule_fragments(),
-                ..c
-            })
-            .collect()
+        let compiles_q = |c: &Configuration| c.consts.iter().any(|(name, _)| *name == "Q_TYPE");
+        let mut rules = self.rule_fragments();
+        rules.extend(self.fours(kernel).cloned());
+        let mut fitting: Vec<Configuration> = Vec::new();
+        for configuration in all {
+            let fits = configuration.get(name) == size
+                && Some(configuration.get("KV_TYPE")) == kv_type
+                && (!compiles_q(&configuration) || Some(configuration.get("Q_TYPE")) == q_type);
+            // Configurations come in every set of rules: any one of them stands for the rules of this problem.
+            if fits && !fitting.iter().any(|c| c.consts == configuration.consts) {
+                fitting.push(Configuration {
+                    rules: rules.clone(),
+                    ..configuration
+                });
+            }
+        }
+        fitting
+    }
+
+    /// How decode_lanes reads k and v: four channels in one load where heads are multiples of four channels. (Where rows
+    /// of a call's operands do not begin there, [`unaligned`] takes its place.)
+    fn fours(&self, kernel: &Kernel) -> Option<&'static Fragment> {
+        let whole = self.head_dim.is_multiple_of(4) && self.value_dim.is_multiple_of(4);
+        (kernel.operation == Operation::Decode && kernel.form == Form::Lanes).then_some(
+            match (whole, self.kv_type) {
+                (false, _) => &FOURS_ANY,
+                (true, ElementType::F32) => &FOURS_F32,
+                (true, _) => &FOURS_HALF,
+            },
+        )
     }
 
     /// Why a kernel has no configuration for this problem.
@@ -308,9 +455,46 @@ impl AttentionProblem {
     }
 }
 
-/// Queries that one workgroup computes.
+/// Queries up to which the kernels for few queries are taken.
+const MOST_DECODED: usize = 8;
+
+/// Workgroups that keep an adapter busy: the cores of a CPU take one after the other, a GPU hundreds at once.
+const ENOUGH_WORKGROUPS_LANES: u64 = 16;
+const ENOUGH_WORKGROUPS_TILED: u64 = 512;
+
+/// Keys below which a part is not worth its workgroup and its place in the merge.
+const FEWEST_KEYS_LANES: u64 = 64;
+const FEWEST_KEYS_TILED: u64 = 256;
+
+/// Parts in which keys are split at most for the sake of speed.
+const MOST_SPLITS: u64 = 64;
+
+/// Keys of a block of the decode kernels, at most.
+const LARGEST_BLOCK: u64 = 64;
+
+/// The same configuration of decode_lanes for operands whose rows begin anywhere; `None` where it takes them already, or
+/// is another kernel's.
+pub(super) fn unaligned(configuration: &Configuration) -> Option<Configuration> {
+    let mut any = configuration.clone();
+    let wide = |rule: &&mut Fragment| **rule == FOURS_F32 || **rule == FOURS_HALF;
+    *any.rules.iter_mut().find(wide)? = FOURS_ANY.clone();
+    Some(any)
+}
+
+/// What a plan says of small operands that are gathered.
+fn gathered_words(count: usize, bytes: u64) -> String {
+    match count {
+        0 => String::new(),
+        _ => format!(
+            "; {count} small operands are copied into one buffer of {bytes} bytes, unless they lie in one"
+        ),
+    }
+}
+
+/// Queries (of the decode kernels: rows, a query of a head each) that one workgroup computes.
 pub(super) fn queries_per_group(kernel: &Kernel, configuration: &Configuration) -> u64 {
     let lanes = match kernel.form {
+        _ if kernel.operation == Operation::Decode => 1,
         Form::Tiled => 8,
         Form::Lanes => configuration.get("LANES"),
     };

@@ -86,6 +86,7 @@ impl Append {
                 grid: fold(groups, gpu.capabilities(), "append")?,
                 groups: groups as u32,
                 parts: 1,
+                splits: 1,
                 flops: 0,
                 workspace_bytes: 0,
                 reason: "two neighbouring channels an invocation".into(),

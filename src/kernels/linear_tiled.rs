@@ -8,16 +8,19 @@ pub(super) static KERNEL: Kernel = Kernel {
     form: Form::Tiled,
     summary: "y = x Wᵀ + b, tiles of x and W in workgroup memory",
     source: include_str!("../../shaders/linear_tiled.wgsl"),
-    fragments: &[&GRID, &LINEAR_PARAMS],
+    fragments: &[&GRID, &LINEAR_PARAMS, &BIAS_PAIR],
     bindings: &[
         read(0, "x"),
         read(1, "weight"),
         read(2, "bias"),
         write(3, "y"),
         params(4),
+        CACHE_BINDINGS[0],
+        CACHE_BINDINGS[1],
+        CACHE_BINDINGS[2],
     ],
     params: LinearParams::LAYOUT,
-    configurations: || vec![configuration(2, 2), configuration(4, 4)],
+    configurations,
     workgroup_bytes: |configuration| {
         let tile = |side: &str| 16 * configuration.get(side) + 1;
         u64::from(4 * 16 * (tile("ROWS") + tile("COLUMNS")))
@@ -33,9 +36,15 @@ pub(super) static KERNEL: Kernel = Kernel {
     needs_cleared_memory: false,
 };
 
-fn configuration(rows: u32, columns: u32) -> Configuration {
-    Configuration {
-        consts: vec![("ROWS", rows), ("COLUMNS", columns)],
-        rules: Vec::new(),
+fn configurations() -> Vec<Configuration> {
+    let mut all = Vec::new();
+    for rules in stores() {
+        for side in [2, 4] {
+            all.push(Configuration {
+                consts: vec![("ROWS", side), ("COLUMNS", side)],
+                rules: rules.clone(),
+            });
+        }
     }
+    all
 }

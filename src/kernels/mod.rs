@@ -19,6 +19,9 @@ mod attention_lanes;
 mod attention_tiled;
 mod attention_weights;
 mod copy;
+mod decode_lanes;
+mod decode_tiled;
+mod linear_few;
 mod linear_lanes;
 mod linear_tiled;
 mod merge;
@@ -26,6 +29,7 @@ pub(crate) mod params;
 pub mod reflect;
 
 pub use assemble::AssembleError;
+pub(crate) use linear_few::LANES as FEW_LANES;
 pub(crate) use params::{AppendParams, AttentionParams, CopyParams, LinearParams, MergeParams};
 
 use std::borrow::Cow;
@@ -35,10 +39,13 @@ use std::fmt;
 pub static KERNELS: &[&Kernel] = &[
     &attention_tiled::KERNEL,
     &attention_lanes::KERNEL,
+    &decode_tiled::KERNEL,
+    &decode_lanes::KERNEL,
     &attention_weights::KERNEL,
     &merge::KERNEL,
     &linear_tiled::KERNEL,
     &linear_lanes::KERNEL,
+    &linear_few::KERNEL,
     &copy::KERNEL,
     &append::KERNEL,
 ];
@@ -53,8 +60,12 @@ pub fn find(name: &str) -> Option<&'static Kernel> {
 pub enum Operation {
     /// `y = x Wᵀ + b`.
     Linear,
+    /// The same for few rows.
+    LinearFew,
     /// Scores, mask, softmax and values in one pass.
     Attention,
+    /// The same of few queries over many keys, which it splits in parts.
+    Decode,
     /// The probabilities themselves.
     Weights,
     /// Attention over all keys from attention over parts of them.
@@ -110,14 +121,28 @@ pub static PAIR: Fragment = fragment!("shared/pair");
 pub static SCORES: Fragment = fragment!("shared/scores");
 /// `LinearParams` and where a row of a view begins.
 pub static LINEAR_PARAMS: Fragment = fragment!("shared/linear_params");
+/// The bias of two columns of a projection.
+pub static BIAS_PAIR: Fragment = fragment!("shared/bias_pair");
 /// `MergeParams`.
 pub static MERGE_PARAMS: Fragment = fragment!("shared/merge_params");
 /// `AppendParams`.
 pub static APPEND_PARAMS: Fragment = fragment!("shared/append_params");
-/// Where a KV cache keeps a new token.
-pub static CACHE_ROW: Fragment = fragment!("shared/cache_row");
 /// `CopyParams`.
 pub static COPY_PARAMS: Fragment = fragment!("shared/copy_params");
+/// How decode kernels share out work.
+pub static SHARE: Fragment = fragment!("shared/share");
+/// Four channels of k or v in one load, f32.
+pub static FOURS_F32: Fragment = fragment!("shared/fours_f32");
+/// Four channels of k or v in one load, 16 bits each.
+pub static FOURS_HALF: Fragment = fragment!("shared/fours_half");
+/// Four channels of k or v in four loads, of any type, wherever they begin.
+pub static FOURS_ANY: Fragment = fragment!("shared/fours_any");
+/// Where a new token goes in a cache.
+pub static CACHE_ROW: Fragment = fragment!("shared/cache_row");
+/// Store of a projection: keys and values into a cache.
+pub static STORE_CACHE: Fragment = fragment!("rules/cache");
+/// Store of a projection: into y.
+pub static STORE_ROWS: Fragment = fragment!("rules/rows");
 /// Rule: no mask.
 pub static ATTEND_ALL: Fragment = fragment!("rules/attend_all");
 /// Rule: a mask of pairs.
@@ -183,6 +208,19 @@ const fn write(number: u32, name: &'static str) -> Binding {
 const fn params(number: u32) -> Binding {
     binding(number, "params", Access::Params)
 }
+
+/// What a projection binds where its keys and values go into a cache.
+const CACHE_BINDINGS: [Binding; 3] = [
+    Binding {
+        access: Access::Write,
+        ..ruled(5, "k_cache", "rules/cache")
+    },
+    Binding {
+        access: Access::Write,
+        ..ruled(6, "v_cache", "rules/cache")
+    },
+    ruled(7, "tables", "rules/cache"),
+];
 
 /// Brought by a rule's fragment.
 const fn ruled(number: u32, name: &'static str, fragment: &'static str) -> Binding {
@@ -338,6 +376,12 @@ pub(crate) fn compiled(sizes: &[u32], size: u32) -> Option<u32> {
 
 /// Storage types of k and v, as kernels number them: f32, f16, bf16.
 const TYPES: [u32; 3] = [0, 1, 2];
+
+/// Where a projection stores: all of it to y; or keys and values into a cache.
+fn stores() -> [Vec<Fragment>; 2] {
+    [vec![&STORE_ROWS], vec![&ELEMENTS, &CACHE_ROW, &STORE_CACHE]]
+        .map(|set| set.into_iter().cloned().collect())
+}
 
 /// The combinations of rule fragments that attention kernels are compiled for: what is left out costs nothing, what
 /// is linked in and not used costs a little.

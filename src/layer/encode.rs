@@ -6,7 +6,7 @@ use crate::attention::{AttentionArguments, RuleArguments, WeightsArguments};
 use crate::cache::{CacheDevice, KvCache, Moves, Place};
 use crate::element::ElementType;
 use crate::gpu::Timestamps;
-use crate::linear::LinearArguments;
+use crate::linear::{CacheArguments, LinearArguments};
 use crate::operands::{check_operands, expect_contiguous_last};
 use crate::rotary::RotaryPairing;
 use crate::tensor::TensorView;
@@ -359,8 +359,18 @@ impl MultiHeadAttention {
         if let (Placing::Straight, Some(on_cache), true) =
             (&plan.placing, on_cache, step != Step::QProjection)
         {
-            let cache = crate::linear::CacheArguments;
-            return linear.encode_into_cache(encoder, linear_arguments, &cache, label, timestamps);
+            let device = on_cache.device;
+            let counts = on_cache.counts.then(|| device.counts_view());
+            let block_table = device.block_table();
+            let [k, v] = device.keys_and_values();
+            let cache = CacheArguments {
+                k,
+                v,
+                lengths: &device.lengths_view(),
+                counts: counts.as_ref(),
+                block_table: block_table.as_ref(),
+            };
+            return linear.encode_into_cache(encoder, linear_arguments, cache, label, timestamps);
         }
         linear.encode_timed(encoder, linear_arguments, label, timestamps)
     }

@@ -254,6 +254,7 @@ impl MultiHeadAttention {
             d_in,
             d_out,
             form: config.form,
+            few: None,
         };
         let linear =
             |tokens, d_in, d_out| Linear::new(&self.gpu, linear_problem(tokens, d_in, d_out));
@@ -271,11 +272,18 @@ impl MultiHeadAttention {
         // A projection turns nothing, and writes 16-bit elements two by two.
         let straight = shape.cache.filter(|cache| {
             let whole_words = head_dim.is_multiple_of(2) && value_dim.is_multiple_of(2);
-            /*STUB*/
-            false && self.rotary.is_none() && (cache.element_type.size() == 4 || whole_words)
+            self.rotary.is_none() && (cache.element_type.size() == 4 || whole_words)
         });
         let into_cache = |d_out, q_columns, cache: &KvCacheConfig| {
-            let columns = CacheColumns::new(q_columns, cache);
+            let columns = CacheColumns {
+                q_columns,
+                kv_heads: cache.kv_heads,
+                head_dim: cache.head_dim,
+                value_dim: cache.value_dim,
+                element_type: cache.element_type,
+                page_size: cache.pages.map(|pages| pages.size),
+                capacity: cache.capacity,
+            };
             Linear::into_cache(&self.gpu, linear_problem(tokens, d_in, d_out), columns)
         };
         let projections = match (fused, &straight) {

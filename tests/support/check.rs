@@ -47,11 +47,15 @@ pub struct Subject {
     pub rules: Vec<Fragment>,
 }
 
-/// Every kernel for an operation, in the planner's configuration.
+/// Every kernel for an operation (and for few rows of it), in the planner's configuration.
 pub fn kernels(operation: Operation) -> Vec<Subject> {
+    let of = |kernel: &Kernel| match kernel.operation {
+        Operation::LinearFew => Operation::Linear,
+        other => other,
+    };
     let found: Vec<Subject> = KERNELS
         .iter()
-        .filter(|kernel| kernel.operation == operation)
+        .filter(|kernel| of(kernel) == operation)
         .map(|kernel| Subject {
             kernel,
             configuration: None,
@@ -116,11 +120,7 @@ impl Subject {
             (plan.groups, plan.grid) = unfolded(groups)?;
         }
         self.fold_grid(&mut plan);
-        for rule in &mut plan.configuration.rules {
-            if let Some(other) = self.rules.iter().find(|other| other.name == rule.name) {
-                *rule = other.clone();
-            }
-        }
+        self.link_rules(&mut plan);
         Attention::from_plan(gpu, problem, plan).map_err(|error| error.to_string())
     }
 
@@ -128,6 +128,7 @@ impl Subject {
     pub fn linear(&self, gpu: &Gpu, problem: &LinearProblem) -> Result<Linear, String> {
         let problem = LinearProblem {
             form: Some(self.kernel.form),
+            few: Some(self.kernel.operation == Operation::LinearFew),
             ..*problem
         };
         let mut plan = problem
@@ -142,15 +143,17 @@ impl Subject {
                 configuration.get("ROWS") as usize,
                 configuration.get("COLUMNS") as usize,
             );
-            let (m, n) = match self.kernel.form {
-                Form::Tiled => (16 * rows, 16 * columns),
-                Form::Lanes => (configuration.get("LANES") as usize * rows, columns),
+            let (m, n) = match (self.kernel.operation, self.kernel.form) {
+                (Operation::LinearFew, _) => (rows, columns),
+                (_, Form::Tiled) => (16 * rows, 16 * columns),
+                (_, Form::Lanes) => (configuration.get("LANES") as usize * rows, columns),
             };
             let groups = (problem.batch * problem.tokens).div_ceil(m) * problem.d_out.div_ceil(n);
             plan.configuration = configuration.clone();
             (plan.groups, plan.grid) = unfolded(groups)?;
         }
         self.fold_grid(&mut plan);
+        self.link_rules(&mut plan);
         Linear::from_plan(gpu, problem, plan).map_err(|error| error.to_string())
     }
 }
@@ -166,7 +169,16 @@ impl Subject {
     /// Whether it is the kernel that the planner chooses on this adapter.
     pub fn is_planned(&self, gpu: &Gpu) -> bool {
         let software = gpu.adapter_info().device_type == wgpu::DeviceType::Cpu;
-        (self.kernel.form == Form::Lanes) == software
+        self.kernel.operation == Operation::LinearFew
+            || (self.kernel.form == Form::Lanes) == software
+    }
+
+    fn link_rules(&self, plan: &mut Plan) {
+        for rule in &mut plan.configuration.rules {
+            if let Some(other) = self.rules.iter().find(|other| other.name == rule.name) {
+                *rule = other.clone();
+            }
+        }
     }
 
     fn fold_grid(&self, plan: &mut Plan) {
@@ -1098,6 +1110,7 @@ impl LinearCase {
                 d_in: self.d_in,
                 d_out: self.d_out,
                 form: None,
+                few: None,
             },
             layout: self.layout,
             x,
