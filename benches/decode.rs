@@ -697,6 +697,7 @@ fn projection(
         tokens: rows,
         d_in,
         d_out,
+        few: None,
         form: None,
     };
     let linear = Linear::new(gpu, problem)?;
