@@ -71,7 +71,9 @@ fn generate(options: &Options) -> Result<()> {
     let text: Vec<u32> = tokens.iter().chain([&next]).copied().collect();
     println!("\n{}\n", model.vocabulary.text(&text));
     report(prompt.len(), prefill, &times);
-    println!("no buffer, bind group or pipeline was made in a step after the first");
+    if let Some(steps) = times.len().checked_sub(1).filter(|steps| *steps > 0) {
+        println!("{steps} steps after the first made no buffer, no bind group and no pipeline");
+    }
     compare(&model, &decoder, &text, sampler.is_none())
 }
 

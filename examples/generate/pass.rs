@@ -50,6 +50,7 @@ impl Pass {
                 tokens,
                 d_in,
                 d_out,
+                few: None,
                 form: None,
             };
             Linear::new(gpu, problem)
