@@ -8,8 +8,8 @@ use std::fmt::Debug;
 use support::{Guarded, Random, gpu, run};
 use wgpu_attention::compare::{Tolerance, compare};
 use wgpu_attention::kernels::{
-    APPEND_PARAMS, ATTENTION_PARAMS, COPY_PARAMS, Fragment, KERNELS, LINEAR_PARAMS, MERGE_PARAMS, Operation,
-    ParamsLayout,
+    APPEND_PARAMS, ATTENTION_PARAMS, COPY_PARAMS, Fragment, KERNELS, LINEAR_PARAMS, MERGE_PARAMS,
+    Operation, ParamsLayout,
 };
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::*;

@@ -305,6 +305,7 @@ fn every_kernel_builds_under_webgpu_default_limits() {
                     Merge::new(&gpu, problem).map(drop)
                 }
                 Operation::Copy => TensorCopy::new(&gpu).map(drop),
+                Operation::Append => Rotary::new(&gpu, RotaryConfig::new(2, 1)).map(drop),
             };
             result.unwrap_or_else(|error| panic!("{} [{configuration}]: {error}", kernel.name));
             built += 1;
