@@ -137,7 +137,8 @@ struct Case {
     bytes: u64,
     /// Calls in a round.
     calls: usize,
-    encode: Box<Encode>,
+    /// Records it; or why it cannot be.
+    encode: wgpu_attention::Result<Box<Encode>>,
 }
 
 type Encode =
@@ -187,15 +188,6 @@ struct Outcome {
 }
 
 impl Outcome {
-    fn skipped(name: String, about: Value, error: &Error) -> Self {
-        Outcome {
-            name,
-            about,
-            bytes: 0,
-            times: Err(error.to_string()),
-        }
-    }
-
     /// By the GPU's clock where it has one.
     fn seconds(&self) -> Option<f64> {
         let (wall, gpu) = self.times.as_ref().ok()?;
@@ -233,20 +225,20 @@ struct Bench {
 
 impl Bench {
     /// Wall time of a call.
-    fn wall(&self, case: &mut Case) -> wgpu_attention::Result<f64> {
+    fn wall(&self, encode: &mut Encode) -> wgpu_attention::Result<f64> {
         let start = Instant::now();
         let mut encoder = self
             .gpu
             .device()
             .create_command_encoder(&Default::default());
-        (case.encode)(&mut encoder, None)?;
+        encode(&mut encoder, None)?;
         let submission = self.gpu.submit(encoder.finish())?;
         self.gpu.wait_for(submission)?;
         Ok(start.elapsed().as_secs_f64())
     }
 
     /// GPU time of a call; `None` where the adapter has no clock.
-    fn gpu_time(&mut self, case: &mut Case) -> wgpu_attention::Result<Option<f64>> {
+    fn gpu_time(&mut self, encode: &mut Encode) -> wgpu_attention::Result<Option<f64>> {
         let Some(timestamps) = &mut self.timestamps else {
             return Ok(None);
         };
@@ -254,7 +246,7 @@ impl Bench {
             .gpu
             .device()
             .create_command_encoder(&Default::default());
-        (case.encode)(&mut encoder, Some(timestamps))?;
+        encode(&mut encoder, Some(timestamps))?;
         timestamps.resolve(&mut encoder);
         self.gpu.submit(encoder.finish())?;
         match timestamps.read_blocking() {
@@ -267,13 +259,9 @@ impl Bench {
         }
     }
 
-    /// All cases, turn and turn about. What was skipped before comes along.
-    fn measure(&mut self, cases: Vec<std::result::Result<Case, Outcome>>) -> Vec<Outcome> {
-        type Samples = wgpu_attention::Result<(Vec<f64>, Vec<f64>)>;
-        let mut all: Vec<(std::result::Result<Case, Outcome>, Samples)> = cases
-            .into_iter()
-            .map(|case| (case, Ok(Default::default())))
-            .collect();
+    /// All cases, turn and turn about.
+    fn measure(&mut self, mut cases: Vec<Case>) -> Vec<Outcome> {
+        let mut samples = vec![(Vec::new(), Vec::new()); cases.len()];
         let (least, most, enough) = self.scale.rounds;
         let mut start = Instant::now();
         for round in 0..self.scale.warm_up + most {
@@ -284,41 +272,36 @@ impl Bench {
             if measured.is_some_and(|rounds| rounds >= least) && start.elapsed() > enough {
                 break;
             }
-            for (case, samples) in &mut all {
-                let (Ok(case), Ok((walls, gpus))) = (case, &mut *samples) else {
-                    continue;
-                };
+            for (case, (walls, gpus)) in cases.iter_mut().zip(&mut samples) {
                 for _ in 0..case.calls {
-                    let both = self
-                        .wall(case)
-                        .and_then(|wall| Ok((wall, self.gpu_time(case)?)));
-                    match both {
+                    let Ok(encode) = &mut case.encode else {
+                        break;
+                    };
+                    let wall = self.wall(encode);
+                    match wall.and_then(|wall| Ok((wall, self.gpu_time(encode)?))) {
                         Ok((wall, gpu)) if measured.is_some() => {
                             walls.push(wall);
                             gpus.extend(gpu);
                         }
                         Ok(_) => {}
-                        Err(error) => {
-                            *samples = Err(error);
-                            break;
-                        }
+                        Err(error) => case.encode = Err(error),
                     }
                 }
             }
         }
-        let outcome = |(case, samples): (_, Samples)| match (case, samples) {
-            (Err(skipped), _) => skipped,
-            (Ok(Case { name, about, .. }), Err(error)) => Outcome::skipped(name, about, &error),
-            (Ok(case), Ok((walls, gpus))) => Outcome {
-                times: Spread::of(walls)
-                    .map(|wall| (wall, Spread::of(gpus)))
-                    .ok_or("no sample".into()),
+        let outcomes = cases.into_iter().zip(samples);
+        outcomes
+            .map(|(case, (walls, gpus))| Outcome {
                 name: case.name,
                 about: case.about,
                 bytes: case.bytes,
-            },
-        };
-        all.into_iter().map(outcome).collect()
+                times: match (case.encode, Spread::of(walls)) {
+                    (Err(error), _) => Err(error.to_string()),
+                    (Ok(_), None) => Err("no sample".into()),
+                    (Ok(_), Some(wall)) => Ok((wall, Spread::of(gpus))),
+                },
+            })
+            .collect()
     }
 
     fn table(&self, title: &str, outcomes: &[Outcome]) {
@@ -424,16 +407,13 @@ impl Bench {
         bytes: u64,
         calls: usize,
         make: impl FnOnce(&Gpu) -> wgpu_attention::Result<Box<Encode>>,
-    ) -> std::result::Result<Case, Outcome> {
-        match make(&self.gpu) {
-            Err(error) => Err(Outcome::skipped(name, about, &error)),
-            Ok(encode) => Ok(Case {
-                name,
-                about,
-                bytes,
-                calls,
-                encode,
-            }),
+    ) -> Case {
+        Case {
+            name,
+            about,
+            bytes,
+            calls,
+            encode: make(&self.gpu),
         }
     }
 
