@@ -67,7 +67,7 @@ fn decode_tiled(
 
     // Lavapipe compiles a kernel anew at every dispatch where a loop's end is nothing but a parameter. (There is always
     // some workgroup.)
-    let channels = select(params.head_dim, 0u, groups.x == 0u);
+    let depth = select(params.head_dim, 0u, groups.x == 0u);
     let value_channels = select(params.value_dim, 0u, groups.x == 0u);
 
     var item = array<Item, ROWS>();
@@ -99,7 +99,7 @@ fn decode_tiled(
         workgroupBarrier();
         tokens[thread] = key_row(first_item, key);
         var score = array<f32, ROWS>();
-        for (var chunk = 0u; chunk < channels; chunk += CHUNK) {
+        for (var chunk = 0u; chunk < depth; chunk += CHUNK) {
             // The places are read by invocations that did not write them; and others may still read the chunk before.
             workgroupBarrier();
             for (var e = thread; e < ROWS * CHUNK; e += THREADS) {

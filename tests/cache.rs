@@ -912,7 +912,6 @@ fn refusals_change_nothing() {
             told(&[3]),
             "tokens = 3: must be at most 2, the tokens that there are"
         );
-        let wrong = AppendArguments::new(&k, &k);
         let wide = v.slice(3, 0..3).unwrap();
         cache.truncate(0, 16).unwrap();
         cache.truncate(0, 14).unwrap();
@@ -924,7 +923,6 @@ fn refusals_change_nothing() {
         let own = own.slice(1, 0..2).unwrap().slice(0, 0..1).unwrap();
         let error = text(cache.append(&mut encoder, AppendArguments::new(&own, &own)));
         assert!(error.contains("it lies in the same buffer as"), "{error}");
-        drop(wrong);
         assert_eq!(cache.lengths(), [14]);
         assert_eq!(cache.values().read_blocking::<f32>().unwrap(), before);
         if config.pages.is_none() {

@@ -922,6 +922,8 @@ fn nonsense_is_planned_or_refused() {
             head_dim: nonsense.size(),
             value_dim: nonsense.size(),
             packed: nonsense.pick(&[false, false, true]),
+            page_size: nonsense.pick(&[None, None, Some(0), Some(1), Some(16), Some(usize::MAX)]),
+            decode: nonsense.pick(&[None, None, Some(false), Some(true)]),
             keys: nonsense
                 .pick(&[
                     None,

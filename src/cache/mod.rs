@@ -670,10 +670,10 @@ impl KvCache {
                 }
                 for row in own.length..own.length + new {
                     // The first row of each page that is written.
-                    if row == own.length || row.is_multiple_of(pages.size) {
-                        if let Some(page) = own.pages.get(row / pages.size) {
-                            pool.write(*page, row % pages.size);
-                        }
+                    if (row == own.length || row.is_multiple_of(pages.size))
+                        && let Some(page) = own.pages.get(row / pages.size)
+                    {
+                        pool.write(*page, row % pages.size);
                     }
                 }
             }
