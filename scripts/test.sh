@@ -24,6 +24,7 @@ GPU_TESTS=(
     rules
     random
     mutants
+    cache
     layer
     devices
     buffers

@@ -1,8 +1,8 @@
 // linear_lanes: y = x Wᵀ + b for adapters that are a CPU underneath, whose lanes are SIMD lanes.
 //
 // One invocation owns ROWS rows of x by COLUMNS columns of y, all in private memory; weights are read at
-// addresses that all invocations share, so that no workgroup memory and no barrier is needed (both are
-// slow there). One workgroup covers ROWS * LANES rows by COLUMNS columns; row r of an invocation lies
+// addresses that all invocations share, so that it computes without workgroup memory and without a barrier (both
+// are slow there). One workgroup covers ROWS * LANES rows by COLUMNS columns; row r of an invocation lies
 // LANES rows after row r - 1.
 //
 // x (B, T, d_in), weight (d_out, d_in), bias (d_out), y (B, T, d_out), each by its strides.
@@ -20,6 +20,14 @@ var<storage, read> bias: array<f32>;
 var<storage, read_write> y: array<f32>;
 @group(0) @binding(4)
 var<uniform> params: LinearParams;
+
+// Rows whose sums are stored in a loop, and rows whose stores are written out: one of them is none.
+const LOOPED: u32 = ROWS * STORE_IN_LOOPS;
+const WRITTEN_OUT: u32 = ROWS - LOOPED;
+
+// Sums that are stored in a loop. (A private array that a loop's variable indexes compiles for as long as stores that
+// are written out.)
+var<workgroup> staged: array<f32, 1u + LOOPED * COLUMNS * LANES>;
 
 @compute @workgroup_size(LANES)
 fn linear_lanes(
@@ -67,19 +75,38 @@ fn linear_lanes(
         }
     }
 
+    // Each lane reads what it wrote itself: no barrier.
+    // @unroll
+    for (var s = 0u; s < LOOPED * COLUMNS; s++) {
+        staged[s * LANES + lane] = sum[s];
+    }
+    for (var r = 0u; r < LOOPED; r++) {
+        let row = first_row + r * LANES + lane;
+        let store = store_row(min(row, params.rows - 1u));
+        for (var c = 0u; c < COLUMNS; c += 2u) {
+            let column = first_column + c;
+            if (row < params.rows && column < params.d_out) {
+                let second = column + 1u < params.d_out;
+                let at = (r * COLUMNS + c) * LANES + lane;
+                let sums = vec2<f32>(staged[at], staged[at + LANES]);
+                store_pair(store, column, sums + bias_pair(column, second), second);
+            }
+        }
+    }
+
     var store = array<StoreRow, ROWS>();
     // @unroll
-    for (var r = 0u; r < ROWS; r++) {
+    for (var r = 0u; r < WRITTEN_OUT; r++) {
         store[r] = store_row(min(first_row + r * LANES + lane, params.rows - 1u));
     }
     // @unroll
-    for (var c = 0u; c < COLUMNS; c += 2u) {
+    for (var c = 0u; c < COLUMNS - COLUMNS * STORE_IN_LOOPS; c += 2u) {
         let column = first_column + c;
         if (column < params.d_out) {
             let both = column + 1u < params.d_out;
             let bias_c = bias_pair(column, both);
             // @unroll
-            for (var r = 0u; r < ROWS; r++) {
+            for (var r = 0u; r < WRITTEN_OUT; r++) {
                 let row = first_row + r * LANES + lane;
                 if (row < params.rows) {
                     let sums = vec2<f32>(sum[r * COLUMNS + c], sum[r * COLUMNS + c + 1u]);

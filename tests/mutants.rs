@@ -1097,11 +1097,18 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "row past the end stored",
         LLANES,
-        &[(
-            LLANES,
-            "if (row < params.rows) {",
-            "if (row <= params.rows) {",
-        )],
+        &[
+            (
+                LLANES,
+                "store_row(min(first_row + r * LANES + lane, params.rows - 1u))",
+                "store_row(first_row + r * LANES + lane)",
+            ),
+            (
+                LLANES,
+                "if (row < params.rows) {",
+                "if (row <= params.rows) {",
+            ),
+        ],
     ),
     mutant(
         "last column not stored",

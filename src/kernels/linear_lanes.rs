@@ -21,11 +21,23 @@ pub(super) static KERNEL: Kernel = Kernel {
     ],
     params: LinearParams::LAYOUT,
     configurations,
-    workgroup_bytes: |_| 0,
+    workgroup_bytes: |configuration| {
+        let sizes = ["ROWS", "COLUMNS", "LANES"].map(|name| u64::from(configuration.get(name)));
+        4 * (1 + looped(configuration) * sizes.iter().product::<u64>())
+    },
     invocations: |configuration| configuration.get("LANES"),
-    loop_iterations: |_, channels, _| channels + 1,
+    loop_iterations: |configuration, channels, _| {
+        let [rows, columns] = ["ROWS", "COLUMNS"].map(|name| u64::from(configuration.get(name)));
+        let stores = looped(configuration) * rows * (columns / 2 + 2);
+        channels.saturating_add(stores + 2)
+    },
     needs_cleared_memory: false,
 };
+
+/// 1 where sums are stored in a loop: what `STORE_IN_LOOPS` is.
+fn looped(configuration: &Configuration) -> u64 {
+    u64::from(configuration.rules.contains(&STORE_CACHE))
+}
 
 fn configurations() -> Vec<Configuration> {
     let mut all = Vec::new();
