@@ -24,7 +24,9 @@ GPU_TESTS=(
     rules
     random
     mutants
+    decode
     cache
+    linear_cache
     layer
     devices
     buffers
