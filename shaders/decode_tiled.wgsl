@@ -36,13 +36,15 @@ const COLUMNS: u32 = VALUE_DIM / THREADS;
 const PEAKS: u32 = 8u;
 // One more than the tile, so that invocations that read a column use different banks.
 const K_STRIDE: u32 = CHUNK + 1u;
+// Past the largest row of the output.
+const TOTALS: u32 = 256u;
 const HIDDEN: u32 = 0xff800000u;
 
-// A tile of k, key by key; at the end a row of the output.
+// A tile of k, key by key; at the end a row of the output, and behind it each invocation's totals of up to 8 rows.
 var<workgroup> staged: array<f32, BLOCK * K_STRIDE>;
 var<workgroup> staged_q: array<f32, ROWS * CHUNK>;
 // Of each row and key of the block, by their bits: the score, HIDDEN where it weighs nothing; then the weight, -1 where
-// the row may not see the key; at the end each invocation's total.
+// the row may not see the key.
 var<workgroup> weights: array<u32, ROWS * BLOCK>;
 var<workgroup> peaks: array<u32, ROWS * PEAKS>;
 // Where the keys of the block lie.
@@ -215,11 +217,10 @@ fn decode_tiled(
         }
     }
 
-    // Others may still read the weights of the last block.
-    workgroupBarrier();
+    // The tile of k was last read before three barriers of a block.
     // @unroll
     for (var r = 0u; r < ROWS; r++) {
-        weights[r * BLOCK + thread] = bitcast<u32>(total[r]);
+        staged[TOTALS + r * THREADS + thread] = total[r];
     }
     // @unroll
     for (var r = 0u; r < ROWS; r++) {
@@ -227,7 +228,7 @@ fn decode_tiled(
         workgroupBarrier();
         var row_total = 0.0;
         for (var i = 0u; i < THREADS; i++) {
-            row_total = row_total + bitcast<f32>(weights[r * BLOCK + i]);
+            row_total = row_total + staged[TOTALS + r * THREADS + i];
         }
         // A highest score of +infinity makes a NaN of the row, as inf - inf would; told by the exponent's bits and made
         // by setting one more, since compilers may take floats for finite.

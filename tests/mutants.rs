@@ -48,6 +48,10 @@ const PAIR: &str = "shared/pair";
 const ELEMENTS: &str = "shared/elements";
 const STORE: &str = "shared/store";
 const STORE_LSE: &str = "shared/store_lse";
+const DLANES: &str = "decode_lanes";
+const DTILED: &str = "decode_tiled";
+const SHARE: &str = "shared/share";
+const PAGES: &str = "rules/pages";
 
 static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
@@ -523,6 +527,160 @@ static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
             "highest[r] = select(0.0, item.sink, sinks);",
             "highest[r] = 0.0;",
         )],
+    ),
+];
+
+/// Broken kernels for few queries.
+static DECODE_MUTANTS: &[Mutant] = &[
+    mutant(
+        "heads of another group",
+        DLANES,
+        &[(
+            SHARE,
+            "share.kv_head * params.group + row % params.group",
+            "share.kv_head + row % params.group * (params.heads / params.group)",
+        )],
+    ),
+    mutant(
+        "rows of another query",
+        DTILED,
+        &[(
+            SHARE,
+            "return row / params.group;",
+            "return row / (params.group + 1u);",
+        )],
+    ),
+    mutant(
+        "a sink in every part",
+        DLANES,
+        &[(SHARE, "item.has_sink && share.part == 0u", "item.has_sink")],
+    ),
+    mutant(
+        "a sink in every part",
+        DTILED,
+        &[(SHARE, "item.has_sink && share.part == 0u", "item.has_sink")],
+    ),
+    mutant(
+        "a key counted by two parts",
+        DLANES,
+        &[(
+            SHARE,
+            "min(start + own, from_key + keys)",
+            "min(start + own + 1u, from_key + keys)",
+        )],
+    ),
+    mutant(
+        "a key that no part counts",
+        DTILED,
+        &[(
+            SHARE,
+            "return vec2<u32>(start, ",
+            "return vec2<u32>(start + min(share.part, 1u), ",
+        )],
+    ),
+    mutant(
+        "the tail of the keys dropped",
+        DLANES,
+        &[(SHARE, "(keys + block - 1u) / block", "keys / block")],
+    ),
+    mutant(
+        "the tail of the keys dropped",
+        DTILED,
+        &[(SHARE, "(keys + block - 1u) / block", "keys / block")],
+    ),
+    mutant(
+        "parts written over each other",
+        DLANES,
+        &[(DLANES, "share.part * params.out_part_stride", "0u")],
+    ),
+    mutant(
+        "parts written over each other",
+        DTILED,
+        &[(DTILED, "share.part * params.out_part_stride", "0u")],
+    ),
+    mutant(
+        "one log-sum-exp for all parts",
+        DLANES,
+        &[(STORE_LSE, "item.part * params.lse_part_stride", "0u")],
+    ),
+    mutant(
+        "the last key seen again",
+        DLANES,
+        &[(
+            DLANES,
+            "let there = first_key + s * LANES + lane <= last_key;",
+            "let there = true;",
+        )],
+    ),
+    mutant(
+        "positions ignored",
+        DLANES,
+        &[(DLANES, " & (key >= from_key[r]) & (key < limit[r])", "")],
+    ),
+    mutant(
+        "hidden weights in the total",
+        DLANES,
+        &[(
+            DLANES,
+            "let added = select(weight, vec4<f32>(), hidden);",
+            "let added = weight;",
+        )],
+    ),
+    mutant(
+        "hidden values reach a row",
+        DLANES,
+        &[(DLANES, "select(v_c, vec4<f32>(), hidden)", "v_c")],
+    ),
+    mutant(
+        "hidden values reach a row",
+        DTILED,
+        &[(DTILED, "if (!(weight < 0.0)) {", "if (true) {")],
+    ),
+    mutant(
+        "sums that do not shrink",
+        DLANES,
+        &[(
+            DLANES,
+            "sum[r * COLUMNS + c] * shrink",
+            "sum[r * COLUMNS + c]",
+        )],
+    ),
+    mutant(
+        "sums that do not shrink",
+        DTILED,
+        &[(
+            DTILED,
+            "sum[r * COLUMNS + c] * shrink",
+            "sum[r * COLUMNS + c]",
+        )],
+    ),
+    mutant(
+        "totals that do not shrink",
+        DLANES,
+        &[(DLANES, "fma(total[r], shrink, ", "fma(total[r], 1.0, ")],
+    ),
+    mutant(
+        "totals that do not shrink",
+        DTILED,
+        &[(DTILED, "total[r] = total[r] * shrink;", "")],
+    ),
+    mutant(
+        "pages of item 0",
+        DLANES,
+        &[(PAGES, "item.batch * params.block_table_stride", "0u")],
+    ),
+    mutant(
+        "the first row of every page",
+        DTILED,
+        &[(PAGES, " + key % size", "")],
+    ),
+    mutant(
+        "values in order where they lie in pages",
+        DLANES,
+        &[
+            (DLANES, "if (!PAGED) {", "if (true) {"),
+            (DLANES, "place[s] = key_row(first_item, ", "place[s] = ("),
+        ],
     ),
 ];
 
@@ -1730,6 +1888,75 @@ fn all_rejected(mutants: &[Mutant], rejected: impl Fn(&Subject) -> Result<bool, 
     failures.report(mutants.len());
 }
 
+/// Few queries over keys in three parts: of groups, lengths, sinks, hidden NaN, rising scores and pages.
+fn decode_cases() -> Vec<PreparedAttention> {
+    let mut random = Random::new(12);
+    let random = &mut random;
+    let problem = |q_len, kv_len| AttentionProblem {
+        batch: 2,
+        kv_heads: 2,
+        kv_len,
+        rules: AttentionRules::causal(BottomRight),
+        ..AttentionProblem::new(2, 4, q_len, 8)
+    };
+    let mut cases = Vec::new();
+    let sinks = random_operands(problem(2, 200), random);
+    cases.push(sinks.with_sinks(vec![1.0, 0.5, -1.0, 2.0]));
+    let mut paged = random_operands(problem(1, 200), random);
+    paged.problem.page_size = Some(7);
+    cases.push(paged.with_kv_lens(&[200, 150]));
+    let mut masked = random_operands(problem(1, 150), random);
+    for token in (0..300).filter(|token| token % 150 % 3 == 1) {
+        masked.k[token * 16..][..16].fill(f32::NAN);
+        masked.v[token * 16..][..16].fill(f32::NAN);
+    }
+    cases.push(masked.masked(|_, key| key % 3 != 1));
+    // Several blocks of keys that all weigh, and values of more vectors than one.
+    let wide = AttentionProblem {
+        value_dim: 24,
+        kv_len: 400,
+        ..AttentionProblem::new(1, 1, 1, 8)
+    };
+    cases.push(random_operands(wide, random));
+    // Scores whose exponentials overflow beside any highest but their own.
+    let rising = AttentionProblem {
+        value_dim: 24,
+        kv_len: 400,
+        rules: AttentionRules {
+            scale: Some(1.0),
+            ..Default::default()
+        },
+        ..AttentionProblem::new(1, 1, 1, 1)
+    };
+    let score = |_, t, _, _| t as f32 * 2.0;
+    cases.push(AttentionData::new(
+        rising,
+        |_, _, _, _| 1.0,
+        score,
+        |_, t, _, d| (t * 3 + d) as f32,
+    ));
+    cases.into_iter().map(AttentionData::prepare).collect()
+}
+
+#[test]
+fn broken_decoding_is_rejected() {
+    let Some(gpu) = gpu() else { return };
+    let cases = decode_cases();
+    let in_three = |subject: &Subject| Subject {
+        splits: Some(3),
+        ..subject.clone()
+    };
+    for subject in kernels(Operation::Decode) {
+        for case in &cases {
+            case.check(&gpu, &in_three(&subject)).unwrap();
+        }
+    }
+    let likely = Cell::new(0);
+    all_rejected(DECODE_MUTANTS, |subject| {
+        rejected_soon(&gpu, &cases, &in_three(subject), &likely)
+    });
+}
+
 #[test]
 fn broken_attention_is_rejected() {
     let Some(gpu) = gpu() else { return };
@@ -2026,8 +2253,9 @@ fn missing_barriers_are_rejected() {
     let told = gpu.device().features().contains(wgpu::Features::SUBGROUP);
     let lanes = told.then_some(info.subgroup_min_size);
     let (attention, linear) = (attention_cases(), linear_cases());
+    let decoded = decode_cases();
     let mut failures = Failures::default();
-    for name in [TILED, LTILED, LFEW, WEIGHTS] {
+    for name in [TILED, DTILED, LTILED, LFEW, WEIGHTS] {
         let source = find(name).unwrap().source;
         for (number, (at, barrier)) in source.match_indices("workgroupBarrier();").enumerate() {
             let mut text = source.to_string();
@@ -2042,6 +2270,7 @@ fn missing_barriers_are_rejected() {
                 .find(|(kernel, n, _)| (*kernel, *n) == (name, number));
             let rejected = match subject.kernel.operation {
                 Operation::Attention => rejected_by_attention(&gpu, &attention, &subject),
+                Operation::Decode => rejected_by_attention(&gpu, &decoded, &subject),
                 Operation::Linear | Operation::LinearFew => {
                     rejected_by_linear(&gpu, &linear, &subject)
                 }

@@ -109,7 +109,13 @@ fn draw(seed: u64) -> AttentionData {
         head_dim,
         value_dim,
         packed,
-        page_size: (!packed && one_in(random, 5)).then(|| 1 + random.below(20)),
+        // Every pipeline takes a second: pages go with small heads in f32.
+        page_size: (!packed
+            && !own_rule
+            && !small_types
+            && head_dim.max(value_dim) <= 16
+            && one_in(random, 5))
+        .then(|| 1 + random.below(20)),
         keys: one_in(random, 8).then(|| {
             let start = random.below(kv_len + 1);
             start..start + random.below(kv_len + 1 - start)
@@ -271,6 +277,10 @@ fn check(gpu: &Gpu, seed: u64) -> Result<(), String> {
             continue;
         }
         if subject.kernel.operation == Operation::Decode {
+            // Those for few queries now and then: every pipeline takes a second.
+            if !seed.is_multiple_of(3) || data.problem.head_dim.max(data.problem.value_dim) > 64 {
+                continue;
+            }
             subject.splits = [None, Some(1), Some(2), Some(3), Some(8)][seed as usize % 5];
         }
         let named = |error| format!("{subject}: {error}");
@@ -474,7 +484,7 @@ fn random_problems_match_the_reference() {
     eprintln!("{cases} problems, {pipelines} pipelines");
     failures.report(cases as usize);
     assert!(
-        pipelines <= 150,
+        pipelines <= 200,
         "{pipelines} pipelines for {cases} problems"
     );
 }
