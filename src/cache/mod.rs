@@ -1,8 +1,11 @@
 //! The KV cache: keys and values of the tokens so far, on the GPU.
 //!
-//! Each batch item is a *sequence* with a length of its own. Keys and values lie in one buffer each, either
-//! `(B, capacity, Hkv, D)`, or in *pages* of a fixed number of tokens in one pool, which each sequence's *block table*
+//! Each batch item is a *sequence* with a length of its own. Keys and values lie in one buffer each, either with room for
+//! the capacity of every sequence, or in *pages* of a fixed number of tokens in one pool, which each sequence's *block table*
 //! names in order (Kwon and others 2023, "PagedAttention", [arXiv:2309.06180](https://arxiv.org/abs/2309.06180)).
+//!
+//! In memory the tokens of a head follow one another, `(B, Hkv, capacity, D)` and `(Hkv, pages, page size, D)`: attention reads
+//! a head's keys from the first to the last. The views that are given out have the axes of all other tensors.
 //!
 //! The host knows lengths and block tables; the GPU's copy of them is brought up to date in the encoder of the
 //! call that changes them, by copies of single words out of a buffer of numbers that never changes. So calls that are
@@ -376,7 +379,7 @@ impl CacheDevice {
         )
     }
 
-    /// Records a copy of the first rows of one page to another.
+    /// Records a copy of the first rows of one page to another: of each head, since pages lie head by head.
     fn record_page_copy(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -391,15 +394,20 @@ impl CacheDevice {
             (&self.k, self.config.head_dim),
             (&self.v, self.config.value_dim),
         ] {
-            let row = (self.config.kv_heads * self.config.stored_channels(channels)) as u64
-                * self.config.element_type.size();
-            let (page_bytes, bytes) = (row * pages.size as u64, row * rows as u64);
-            let buffer = view.buffer();
-            let (from, to) = (u64::from(from) * page_bytes, u64::from(to) * page_bytes);
-            let copy = scratch.buffer();
-            self.gpu
-                .record_copy(encoder, buffer, from, copy, 0, bytes)?;
-            self.gpu.record_copy(encoder, copy, 0, buffer, to, bytes)?;
+            let row =
+                self.config.stored_channels(channels) as u64 * self.config.element_type.size();
+            let bytes = row * rows as u64;
+            let place = |head: usize, page: u32| {
+                row * pages.size as u64 * (head * pages.count + page as usize) as u64
+            };
+            let (buffer, copy) = (view.buffer(), scratch.buffer());
+            for head in 0..self.config.kv_heads {
+                let (from, to) = (place(head, from), place(head, to));
+                let at = bytes * head as u64;
+                self.gpu
+                    .record_copy(encoder, buffer, from, copy, at, bytes)?;
+                self.gpu.record_copy(encoder, copy, at, buffer, to, bytes)?;
+            }
         }
         Ok(())
     }
@@ -433,9 +441,13 @@ impl KvCache {
         let [first, second] = config.token_axes();
         let tensor = |channels| {
             let stored = config.stored_channels(channels);
-            let shape = [first, second, config.kv_heads, stored];
+            // Where heads lie, and the order of axes that brings them behind the tokens.
+            let (shape, order) = match config.pages {
+                None => ([first, config.kv_heads, second, stored], [0, 2, 1, 3]),
+                Some(_) => ([config.kv_heads, first, second, stored], [1, 2, 0, 3]),
+            };
             let tensor = Tensor::empty(gpu, &shape, config.element_type)?;
-            tensor.view().slice(3, 0..channels)
+            tensor.view().slice(3, 0..channels)?.permute(&order)
         };
         let (k, v) = (tensor(config.head_dim)?, tensor(config.value_dim)?);
         let rows = |view: &TensorView| match config.pages {
