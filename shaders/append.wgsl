@@ -97,7 +97,8 @@ fn append(
 
     var position = params.first_position + token;
     if (params.starts_at != NONE) {
-        position += tables[params.starts_at + batch];
+        // Past the last position that there is an angle for it does not matter how far: nothing wraps around.
+        position += min(tables[params.starts_at + batch], params.positions);
     }
     var place = CacheRow(false, 0u, 0u, 0u);
     if (params.lengths_at != NONE) {

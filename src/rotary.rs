@@ -82,10 +82,11 @@ impl std::fmt::Debug for Rotary {
 pub struct RotaryArguments<'a> {
     /// `(B, T, heads, D)`, f32, f16 or bf16, any strides but a contiguous last axis; D is at least the channels that are turned.
     pub x: &'a TensorView,
-    /// The same shape, any of these types; overwritten. May not share a buffer with `x`. Rows of 16-bit elements begin
-    /// on whole words.
+    /// The same shape, any of these types; overwritten. May not share a buffer with `x` or `starts`. Rows of 16-bit
+    /// elements begin on whole words.
     pub out: &'a TensorView,
-    /// The position of every batch item's first token; added to `starts`.
+    /// The position of every batch item's first token; added to `starts`. A parameter of the dispatch: where it grows
+    /// from call to call, each makes a parameter buffer and a bind group, which `starts` does not.
     pub first: usize,
     /// `(B)`, u32, contiguous: the position of each batch item's first token. (Positions past the last that there are
     /// angles for, which only the GPU sees, are taken for the last.)
@@ -110,7 +111,8 @@ impl Rotary {
     /// # Errors
     ///
     /// [`Error::Parameter`] for `dims` that are 0 or odd, no positions, or a base that is not finite and above 0;
-    /// [`Error::LimitExceeded`] for a table that the device cannot bind, [`Error::OutOfMemory`], [`Error::Shader`].
+    /// [`Error::LimitExceeded`] for a table that the device cannot bind, or a device with fewer than 8 storage buffers a
+    /// stage; [`Error::OutOfMemory`], [`Error::Shader`].
     pub fn new(gpu: &Gpu, config: RotaryConfig) -> Result<Self> {
         let RotaryConfig {
             dims,
@@ -131,6 +133,10 @@ impl Rotary {
             let angles = frequencies.iter().map(|f| position as f64 * f);
             table.extend(angles.clone().map(|angle| angle.cos() as f32));
             table.extend(angles.map(|angle| angle.sin() as f32));
+        }
+        if !table.iter().all(|value| value.is_finite()) {
+            let rule = "is too small: angles of far positions are not finite";
+            return Err(Error::parameter("base", base, rule));
         }
         Self::build(gpu, pairing, dims, positions, &table)
     }

@@ -950,6 +950,20 @@ fn refusals_change_nothing() {
         refused(config.stored_as(ElementType::U32)),
         "element_type = u32: must be f32, f16 or bf16"
     );
+    assert_eq!(
+        refused(KvCacheConfig::new(1, 33, 1, 4).paged(8, 4)),
+        "capacity = 33: must be at most pages.size * pages.count = 32, all there is room for"
+    );
+    assert!(
+        refused(KvCacheConfig::new(0, i32::MAX as usize, 1, 1))
+            .starts_with("the lengths that the cache's sequences may have needs "),
+    );
+    assert_eq!(
+        KvCacheConfig::new(1, 1, 1, usize::MAX)
+            .stored_as(ElementType::F16)
+            .bytes(),
+        u64::MAX
+    );
     let most = gpu.capabilities().max_binding_bytes as usize;
     let held = gpu.allocated_bytes();
     assert!(refused(KvCacheConfig::new(1, most, 8, 64)).starts_with("the cache's keys needs "),);
@@ -1443,4 +1457,232 @@ fn plans_and_caches_must_fit() {
     let x = Tensor::empty(gpu, &[2, 1, 24], ElementType::F32).unwrap();
     let error = text(layer.step(&x, &mut cache).map(drop));
     assert_eq!(error, "x: expected (1, T, 24), got (2, 1, 24)");
+}
+
+/// A dropped encoder that held the copy of a shared page.
+#[test]
+fn a_dropped_copy_on_write_is_undone_by_truncating() {
+    let Some(turn) = gpu() else { return };
+    let gpu: &Gpu = &turn;
+    let config = KvCacheConfig::new(2, 16, 1, 4).paged(4, 8);
+    // Sequence 0 has tokens 0 to 5 (the mean is 2.5), sequence 1 shares them.
+    let start = || {
+        let mut cache = KvCache::new(gpu, config).unwrap();
+        let [k, v] = positions(gpu, &config, 6);
+        run(gpu, |encoder| {
+            let arguments = AppendArguments {
+                tokens: Some(&[6, 0]),
+                ..AppendArguments::new(&k, &v)
+            };
+            cache.append(encoder, arguments).unwrap();
+        });
+        cache.attach(1, &cache.prefix(0, 6).unwrap()).unwrap();
+        cache
+    };
+    let [k, v] = positions(gpu, &config, 1);
+    for counts in [[0, 1], [1, 0], [1, 1]] {
+        let mut cache = start();
+        let arguments = AppendArguments {
+            tokens: Some(&counts),
+            ..AppendArguments::new(&k, &v)
+        };
+        let mut dropped = gpu.device().create_command_encoder(&Default::default());
+        cache.append(&mut dropped, arguments).unwrap();
+        drop(dropped);
+        for sequence in 0..2 {
+            cache.truncate(sequence, 6).unwrap();
+        }
+        run(gpu, |encoder| cache.encode_lengths(encoder).unwrap());
+        assert_eq!(means(&cache, 1, |_| ()), [2.5; 8], "{counts:?}");
+        // And with a token of 0 more.
+        run(gpu, |encoder| {
+            cache.append(encoder, AppendArguments::new(&k, &v)).unwrap();
+        });
+        let mean = 15.0 / 7.0;
+        for got in means(&cache, 1, |_| ()) {
+            assert!((got - mean).abs() < 1e-6, "{counts:?}: {got}");
+        }
+    }
+    // Tokens of a dropped encoder are no prefix.
+    let mut cache = start();
+    let mut dropped = gpu.device().create_command_encoder(&Default::default());
+    cache.reset_sequence(1).unwrap();
+    let arguments = AppendArguments {
+        tokens: Some(&[1, 0]),
+        ..AppendArguments::new(&k, &v)
+    };
+    cache.append(&mut dropped, arguments).unwrap();
+    let never = cache.prefix(0, 7).unwrap();
+    drop(dropped);
+    cache.truncate(0, 6).unwrap();
+    let error = cache.attach(1, &never).unwrap_err().to_string();
+    assert!(error.contains("which was freed or overwritten"), "{error}");
+}
+
+/// What fails while a call is recorded, after its tokens had their places: the cache is as it was.
+#[test]
+fn a_call_that_fails_on_the_way_leaves_the_cache_as_it_was() {
+    let Some(turn) = gpu() else { return };
+    let gpu: &Gpu = &turn;
+    let toy = toy();
+    let layer = toy.layer(gpu);
+    for config in layouts(layer.cache_config(1, 9)) {
+        let mut cache = KvCache::new(gpu, config).unwrap();
+        let x = sequences(&toy, &[9]).remove(0);
+        let mut got = decode(&layer, &mut cache, &[x[..4 * 24].to_vec()], &[&[4]]).unwrap();
+        let free = cache.free_pages();
+        let buffer = gpu.device().create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: 4 * 5 * 24,
+            usage: wgpu::BufferUsages::STORAGE,
+            mapped_at_creation: false,
+        });
+        let gone = Tensor::from_buffer(gpu, buffer.clone(), 0, &[1, 5, 24], ElementType::F32);
+        buffer.destroy();
+        assert!(layer.step(&gone.unwrap(), &mut cache).is_err());
+        assert_eq!((cache.lengths(), cache.free_pages()), (vec![4], free));
+        let rest = Tensor::from_slice(gpu, &[1, 5, 24], &x[4 * 24..]).unwrap();
+        let y = layer.step(&rest, &mut cache).unwrap();
+        got[0].extend(y.read_blocking::<f32>().unwrap());
+        let expected = toy.reference(&x, causal());
+        compared(&got[0], &expected, &[9, 64], Tolerance::F32).unwrap();
+    }
+}
+
+/// Operands and plans that do not go together.
+#[test]
+fn rotary_embedding_refuses_what_does_not_fit() {
+    let Some(turn) = gpu() else { return };
+    let gpu: &Gpu = &turn;
+    let rotary = Rotary::new(gpu, RotaryConfig::new(4, 8)).unwrap();
+    let buffer = gpu.device().create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 2048,
+        usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
+        mapped_at_creation: false,
+    });
+    let part = |offset, shape: &[usize], element_type| {
+        Tensor::from_buffer(gpu, buffer.clone(), offset, shape, element_type)
+            .unwrap()
+            .view()
+    };
+    let x = Tensor::from_slice(gpu, &[2, 2, 1, 4], &[1.0f32; 16]).unwrap();
+    let (starts, out) = (
+        part(0, &[2], ElementType::U32),
+        part(512, &[2, 2, 1, 4], ElementType::F32),
+    );
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    let view = x.view();
+    let arguments = RotaryArguments {
+        starts: Some(&starts),
+        ..RotaryArguments::new(&view, &out)
+    };
+    let error = rotary.encode(&mut encoder, arguments).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("out: it lies in the same buffer as starts"),
+        "{error}"
+    );
+    // Positions past the last are taken for the last, and do not wrap around.
+    let starts = Tensor::from_slice(gpu, &[2], &[u32::MAX, 7])
+        .unwrap()
+        .view();
+    let out = Guarded::new(gpu, &[2, 2, 1, 4]);
+    run(gpu, |encoder| {
+        let out = out.tensor.view();
+        let arguments = RotaryArguments {
+            starts: Some(&starts),
+            ..RotaryArguments::new(&view, &out)
+        };
+        rotary.encode(encoder, arguments).unwrap();
+    });
+    let got = out.read().unwrap();
+    assert!(got.chunks(4).all(|row| row == &got[8..12]), "{got:?}");
+
+    // A plan that was made with angles for more positions.
+    let toy = toy();
+    let long = Rotary::new(gpu, RotaryConfig::new(4, 64)).unwrap();
+    let plan = toy.layer(gpu).with_rotary(&long).unwrap();
+    let plan = plan.plan(LayerShape::new(1, 20)).unwrap();
+    let short = toy.layer(gpu).with_rotary(&rotary).unwrap();
+    let x = Tensor::empty(gpu, &[1, 20, 24], ElementType::F32)
+        .unwrap()
+        .view();
+    let y = Tensor::empty(gpu, &[1, 20, 64], ElementType::F32)
+        .unwrap()
+        .view();
+    let error = short
+        .encode(&mut encoder, &plan, LayerArguments::new(&x, &y))
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "rotary embedding needs room for 20 positions, and there is room for 8; make it with angles for more positions"
+    );
+    // Rows that no sequence gets need no angle.
+    let mut cache = KvCache::new(gpu, short.cache_config(1, 8)).unwrap();
+    let x = Tensor::empty(gpu, &[1, 20, 24], ElementType::F32).unwrap();
+    short.prefill(&x, Some(&[3]), &mut cache).unwrap();
+    let error = Rotary::new(
+        gpu,
+        RotaryConfig {
+            base: f64::from_bits(1),
+            ..RotaryConfig::new(64, 9)
+        },
+    );
+    assert!(error.is_err());
+}
+
+/// The dispatch that moves tokens is counted right where heads are odd: a call refused for its timestamps changes nothing.
+#[test]
+fn plans_count_what_is_moved() {
+    let Some(turn) = gpu() else { return };
+    let gpu: &Gpu = &turn;
+    for (heads, kv_heads, head_dim, rotary) in [(1, 1, 1, false), (4, 2, 5, true), (4, 2, 5, false)]
+    {
+        let config = LayerConfig {
+            head_dim: Some(head_dim),
+            value_dim: Some(3),
+            ..LayerConfig::new(4, 6, heads)
+                .kv_heads(kv_heads)
+                .causal(true)
+        };
+        let mut toy = Toy::new(1, config);
+        if rotary {
+            toy = toy.with_rotary(RotaryConfig::new(2, 8));
+        }
+        let layer = toy.layer(gpu);
+        let cache = layer.cache_config(2, 8).stored_as(ElementType::F16);
+        let plan = layer.plan(LayerShape::cached(&cache, 3)).unwrap();
+        let steps = plan.steps();
+        let (_, append) = steps
+            .iter()
+            .find(|(step, _)| *step == Step::Append)
+            .unwrap();
+        let turned = if rotary { heads } else { 0 };
+        let pairs = 6 * ((turned + kv_heads) * head_dim.div_ceil(2) + kv_heads * 2);
+        assert_eq!(append.groups as usize, pairs.div_ceil(64));
+        assert_eq!(append.dispatches(), 1);
+        if let Ok(mut room) = Timestamps::new(gpu, 3) {
+            let mut cache = KvCache::new(gpu, cache).unwrap();
+            let x = Tensor::empty(gpu, &[2, 3, 4], ElementType::F32)
+                .unwrap()
+                .view();
+            let y = Tensor::empty(gpu, &[2, 3, 6], ElementType::F32)
+                .unwrap()
+                .view();
+            let arguments = LayerArguments::new(&x, &y);
+            let mut encoder = gpu.device().create_command_encoder(&Default::default());
+            let refused = layer.encode_cached_timed(
+                &mut encoder,
+                &plan,
+                &mut cache,
+                None,
+                arguments,
+                Some(&mut room),
+            );
+            assert!(matches!(refused, Err(Error::LimitExceeded { .. })));
+            assert_eq!(cache.lengths(), [0, 0]);
+        }
+    }
 }

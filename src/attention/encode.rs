@@ -416,7 +416,7 @@ fn paged(
             shape_text(view.shape()),
             shape_text(view.strides())
         ),
-        remedy: "pages and the tokens in them must be one axis: keep pages token-major, (P, page_size, Hkv, D), one behind the other".into(),
+        remedy: "pages and the tokens in them must be one axis: let the pages of a head follow one another, as KvCache keeps them".into(),
     })?;
     Ok(merged.unsqueeze(0))
 }

@@ -55,7 +55,7 @@ pub(crate) struct Ready<'a> {
 /// Invocations of a workgroup, each of which moves two neighbouring elements.
 const INVOCATIONS: u64 = 64;
 
-/// Twin of `NONE` in shaders/shared/cache_row.wgsl.
+/// Twin of `NONE` in shaders/append.wgsl and of `ALL_TOKENS` in shaders/shared/cache_row.wgsl.
 const NONE: u32 = u32::MAX;
 
 impl Append {
@@ -115,6 +115,7 @@ impl Append {
         };
         let mut arguments: Vec<(&'static str, Argument<'a>)> = Vec::new();
         let mut pairs = 0u64;
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
         if let Some((name, q, out_name, q_out)) = moves.q {
             let &[_, _, heads, head_dim] = q.shape() else {
                 let got = crate::tensor::shape_text(q.shape());
@@ -125,7 +126,8 @@ impl Append {
             expect_contiguous_last(name, q)?;
             expect_contiguous_last(out_name, q_out)?;
             expect_writable_rows(out_name, q_out)?;
-            check_operands(&self.gpu, &[(name, Some(q))], &[(out_name, q_out)])?;
+            inputs.push((name, Some(q)));
+            outputs.push((out_name, q_out));
             let (from, to) = (q.bind(name)?, q_out.bind(out_name)?);
             arguments.push(("q", argument(Some(q), from)));
             arguments.push(("q_out", argument(Some(q_out), to)));
@@ -156,16 +158,11 @@ impl Append {
             expect_contiguous_last("k", k)?;
             expect_contiguous_last("v", v)?;
             let [k_cache, v_cache] = cache.rows();
-            let mut inputs = vec![("k", Some(k)), ("v", Some(v))];
-            inputs.extend(moves.q.map(|(name, q, ..)| (name, Some(q))));
-            check_operands(
-                &self.gpu,
-                &inputs,
-                &[
-                    ("the cache's keys", k_cache),
-                    ("the cache's values", v_cache),
-                ],
-            )?;
+            inputs.extend([("k", Some(k)), ("v", Some(v))]);
+            outputs.extend([
+                ("the cache's keys", k_cache),
+                ("the cache's values", v_cache),
+            ]);
             let [k_at, v_at] = [k.bind("k")?, v.bind("v")?];
             let [k_to, v_to] = [k_cache.bind("keys")?, v_cache.bind("values")?];
             arguments.push(("k", argument(Some(k), k_at)));
@@ -207,7 +204,7 @@ impl Append {
             } => {
                 params.first_position = from as u32;
                 if let Some(starts) = starts {
-                    starts.expect_gpu("starts", &self.gpu)?;
+                    inputs.push(("starts", Some(starts)));
                     let at = starts.bind("starts")?;
                     params.starts_at = first(at);
                     arguments.push(("tables", argument(Some(starts), at)));
@@ -216,6 +213,7 @@ impl Append {
             Place::Cache { cache, counts } => {
                 let config = cache.config();
                 let tables = cache.tables();
+                inputs.push(("the cache's lengths", Some(tables)));
                 let at = tables.bind("the cache's lengths")?;
                 let places = cache.table_places();
                 params.lengths_at = first(at);
@@ -235,7 +233,7 @@ impl Append {
             }
         }
         if let Some(rotary) = moves.rotary {
-            rotary.table().expect_gpu("rotary", &self.gpu)?;
+            inputs.push(("the table of angles", Some(rotary.table())));
             let head_dim = params.head_dim as usize;
             rotary.expect_head_dim(head_dim)?;
             let at = rotary.table().bind("the table of angles")?;
@@ -245,6 +243,7 @@ impl Append {
             params.angles_offset = first(at);
             arguments.push(("angles", argument(Some(rotary.table()), at)));
         }
+        check_operands(&self.gpu, &inputs, &outputs)?;
         let pairs = pairs
             .saturating_mul(tokens as u64)
             .saturating_mul(batch as u64);

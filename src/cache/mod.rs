@@ -129,9 +129,15 @@ impl KvCacheConfig {
     /// Channels of a head as they are stored: rows begin on whole words.
     fn stored_channels(&self, channels: usize) -> usize {
         match self.element_type.size() {
-            2 => channels.next_multiple_of(2),
+            2 => channels.checked_next_multiple_of(2).unwrap_or(usize::MAX),
             _ => channels,
         }
+    }
+
+    /// The largest number that the state holds: a length, or a page.
+    fn largest_number(&self) -> usize {
+        let pages = self.pages.map_or(0, |pages| pages.count);
+        pages.max(self.capacity)
     }
 
     fn tensor_bytes(&self, what: &str, channels: usize) -> Result<u64> {
@@ -161,7 +167,17 @@ impl KvCacheConfig {
             let rule = "must be f32, f16 or bf16";
             return Err(Error::parameter("element_type", self.element_type, rule));
         }
+        if self.pages.is_some() {
+            let most = pages.size.saturating_mul(pages.count);
+            if self.capacity > most {
+                let rule = format!(
+                    "must be at most pages.size * pages.count = {most}, all there is room for"
+                );
+                return Err(Error::parameter("capacity", self.capacity, rule));
+            }
+        }
         let tables = elements("the block tables", &[self.batch, self.table_width() + 2])? * 4;
+        let numbers = 4 * (self.largest_number() as u64 + 1);
         let available = capabilities.max_binding_bytes;
         for (what, needed) in [
             (
@@ -173,6 +189,7 @@ impl KvCacheConfig {
                 self.tensor_bytes("the cache's values", self.value_dim)?,
             ),
             ("the cache's block tables", tables),
+            ("the lengths that the cache's sequences may have", numbers),
         ] {
             if needed > available {
                 let limit = "max_storage_buffer_binding_size";
@@ -213,7 +230,10 @@ impl KvCacheConfig {
 ///
 /// The lengths that the host knows grow when a call is *recorded*. Submit encoders in the order in which they were
 /// recorded. If one is dropped instead, [`truncate`](Self::truncate) each of its sequences to the length before: that
-/// brings everything back in step. A refused call changes nothing.
+/// brings everything back in step (but for a sequence that shared its last page with one that is gone by then: reset it
+/// and begin anew). A refused call changes nothing.
+///
+/// Lengths travel to the GPU as copies of one word, one for each sequence and call.
 pub struct KvCache {
     device: Arc<CacheDevice>,
     sequences: Vec<Sequence>,
@@ -251,6 +271,10 @@ struct Sequence {
     pages: Vec<u32>,
     /// Entries of its block table that the GPU has.
     written: usize,
+    /// The page, by its place among `pages`, that is a copy, and what it was copied from.
+    copied: Option<(usize, PageUse)>,
+    /// Whether that copy must be recorded once more: it may have been in an encoder that was dropped.
+    copy_again: bool,
 }
 
 /// The operands of [`KvCache::append`].
@@ -418,8 +442,9 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// [`Error::Parameter`] for sizes of 0 or a type that is no float; [`Error::LimitExceeded`] where keys or values of
-    /// all tokens are more than the device can bind at once, before anything is allocated; [`Error::OutOfMemory`],
+    /// [`Error::Parameter`] for sizes of 0, a capacity above what all pages hold, or a type that is no float;
+    /// [`Error::LimitExceeded`] where keys or values of all tokens are more than the device can bind at once, or it has
+    /// fewer than 8 storage buffers a stage, before anything is allocated; [`Error::OutOfMemory`],
     /// [`Error::Shader`].
     pub fn new(gpu: &Gpu, config: KvCacheConfig) -> Result<Self> {
         config.check(gpu.capabilities())?;
@@ -457,10 +482,7 @@ impl KvCache {
         let rows = [rows(&k)?, rows(&v)?];
         let words = config.batch * (2 + config.table_width());
         let state = Tensor::empty(gpu, &[words], ElementType::U32)?.view();
-        let most = config
-            .pages
-            .map_or(0, |pages| pages.count)
-            .max(config.capacity);
+        let most = config.largest_number();
         let numbers: Vec<u32> = (0..=most as u32).collect();
         let widest = config.head_dim.max(config.value_dim);
         let scratch = config.pages.map(|pages| {
@@ -577,8 +599,23 @@ impl KvCache {
             },
         };
         let ready = device.append.prepare(&moves, device.config.batch, tokens)?;
-        self.commit(encoder, &appending)?;
-        device.append.record(encoder, ready, "append", None)
+        let before = self.lengths();
+        let mut recorded = self.commit(encoder, &appending);
+        if recorded.is_ok() {
+            recorded = device.append.record(encoder, ready, "append", None);
+        }
+        if recorded.is_err() {
+            self.restore(&before);
+        }
+        recorded
+    }
+
+    /// Back to the lengths before a call that could not be recorded to its end.
+    pub(crate) fn restore(&mut self, before: &[usize]) {
+        for (sequence, length) in before.iter().enumerate() {
+            // There is such a sequence, and it is not shorter.
+            let _ = self.truncate(sequence, *length);
+        }
     }
 
     /// Whether so many new tokens have room. Changes nothing.
@@ -668,12 +705,12 @@ impl KvCache {
                     && pool.users(shared) > 1
                     && let Some(page) = pool.take()
                 {
-                    let rows = own.length % pages.size;
-                    device.record_page_copy(encoder, shared, page, rows)?;
-                    pool.release(shared);
                     let last = own.length / pages.size;
                     own.pages[last] = page;
                     own.written = own.written.min(last);
+                    own.copied = Some((last, pool.rows(shared, own.length % pages.size)));
+                    own.copy_again = true;
+                    pool.release(shared);
                 }
                 while own.pages.len() * pages.size < own.length + new {
                     // `prepare` has counted them.
@@ -700,15 +737,33 @@ impl KvCache {
     }
 
     /// Records the lengths and block tables that the host knows into the caller's encoder. Every call that appends does so
-    /// by itself: this is for attention after a [`truncate`](Self::truncate) without a new token.
+    /// by itself: this is for attention after a [`truncate`](Self::truncate) or [`attach`](Self::attach) without a new token.
     ///
     /// # Errors
     ///
     /// [`Error::DeviceLost`], [`Error::Validation`].
     pub fn encode_lengths(&mut self, encoder: &mut wgpu::CommandEncoder) -> Result<()> {
+        let recorded = self.record_lengths(encoder);
+        if recorded.is_err() {
+            self.sequences
+                .iter_mut()
+                .for_each(Sequence::forget_recorded);
+        }
+        recorded
+    }
+
+    fn record_lengths(&mut self, encoder: &mut wgpu::CommandEncoder) -> Result<()> {
         let device = self.device.clone();
         let (batch, width) = (device.config.batch, device.config.table_width());
         for (number, own) in self.sequences.iter_mut().enumerate() {
+            if let (Some((page, source)), true) = (own.copied, own.copy_again)
+                && let (Some(pool), Some(to)) = (&self.pool, own.pages.get(page))
+            {
+                if pool.holds(source) {
+                    device.record_page_copy(encoder, source.page, *to, source.rows)?;
+                }
+                own.copy_again = false;
+            }
             device.record_numbers(encoder, number, own.length, 1)?;
             // Pages that follow one another are one copy.
             while own.written < own.pages.len() {
@@ -743,11 +798,18 @@ impl KvCache {
             return Err(Error::parameter("length", length, rule));
         }
         own.length = length;
-        // Whatever was recorded before may have been dropped: the GPU is told all of it again.
-        own.written = 0;
+        own.forget_recorded();
         if let (Some(pages), Some(pool)) = (self.device.config.pages, &mut self.pool) {
-            for page in own.pages.drain(length.div_ceil(pages.size)..) {
+            let kept = length.div_ceil(pages.size).min(own.pages.len());
+            for page in own.pages.drain(kept..) {
                 pool.release(page);
+            }
+            own.copied = own.copied.filter(|(page, _)| *page < kept);
+            // Rows from there on are nobody's.
+            if let Some(page) = own.partial_page(pages.size)
+                && pool.users(page) == 1
+            {
+                pool.write(page, length % pages.size);
             }
         }
         Ok(())
@@ -845,7 +907,8 @@ impl KvCache {
         own.pages = prefix.pages.iter().map(|page| page.page).collect();
         own.pages.iter().for_each(|page| pool.share(*page));
         own.length = prefix.tokens;
-        own.written = 0;
+        own.copied = None;
+        own.forget_recorded();
         Ok(())
     }
 
@@ -866,6 +929,12 @@ pub(crate) struct Appending {
 }
 
 impl Sequence {
+    /// Whatever was recorded before may have been dropped: the GPU is told all of it again.
+    fn forget_recorded(&mut self) {
+        self.written = 0;
+        self.copy_again = self.copied.is_some();
+    }
+
     /// The page that its next token goes to, if it has tokens already.
     fn partial_page(&self, page_size: usize) -> Option<u32> {
         if self.length.is_multiple_of(page_size) {

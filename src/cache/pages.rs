@@ -27,7 +27,7 @@ struct Page {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageUse {
     pub(super) page: u32,
-    rows: usize,
+    pub(super) rows: usize,
     taken: u64,
     at: u64,
 }

@@ -53,7 +53,7 @@ struct Inner {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectsMade {
-    /// Buffers: of tensors, of parameters, and for reading back.
+    /// Buffers: of tensors, of parameters, and for reading back. (Not those of `Timestamps`.)
     pub buffers: u64,
     /// Bind groups.
     pub bind_groups: u64,

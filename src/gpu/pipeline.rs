@@ -6,7 +6,7 @@ use crate::kernels::{Access, Binding, Configuration, Kernel};
 use crate::{Error, Result};
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 /// A compiled configuration of a kernel.
 pub(crate) struct Pipeline {
@@ -61,7 +61,8 @@ struct BindGroups {
     by_operands: HashMap<Arc<Operands>, wgpu::BindGroup>,
     /// Those that bind a tensor's buffer.
     by_buffer: HashMap<wgpu::Buffer, Vec<Arc<Operands>>>,
-    oldest_first: VecDeque<Arc<Operands>>,
+    /// Forgotten ones among them.
+    oldest_first: VecDeque<Weak<Operands>>,
 }
 
 /// Everything that makes a bind group what it is.
@@ -69,47 +70,59 @@ struct BindGroups {
 struct Operands {
     /// Its address: pipelines are kept as long as the cache.
     pipeline: usize,
-    /// Buffer, offset and size of each binding, in the pipeline's order.
-    bound: Vec<(wgpu::Buffer, u64, Option<NonZeroU64>)>,
+    /// What each binding has, in the pipeline's order.
+    bound: Vec<Operand>,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct Operand {
+    buffer: wgpu::Buffer,
+    offset: u64,
+    size: Option<NonZeroU64>,
+    /// Whether the buffer is a tensor's, and not this crate's own for all time.
+    of_tensor: bool,
 }
 
 /// Bind groups that are kept at most.
 const MOST_BIND_GROUPS: usize = 4096;
 
 impl BindGroups {
-    fn insert(&mut self, operands: Operands, bind_group: wgpu::BindGroup) {
+    /// Keeps one; gives back what had to go for it.
+    fn insert(&mut self, operands: Operands, bind_group: wgpu::BindGroup) -> Vec<wgpu::BindGroup> {
         let operands = Arc::new(operands);
-        if self
-            .by_operands
-            .insert(operands.clone(), bind_group)
-            .is_some()
-        {
-            return; // two threads made the same one
+        let twin = self.by_operands.insert(operands.clone(), bind_group);
+        if twin.is_some() {
+            return twin.into_iter().collect(); // two threads made the same one
         }
-        for (buffer, ..) in &operands.bound {
-            let of_buffer = self.by_buffer.entry(buffer.clone()).or_default();
+        for operand in operands.bound.iter().filter(|operand| operand.of_tensor) {
+            let of_buffer = self.by_buffer.entry(operand.buffer.clone()).or_default();
             if of_buffer.last() != Some(&operands) {
                 of_buffer.push(operands.clone());
             }
         }
-        self.oldest_first.push_back(operands);
-        while self.oldest_first.len() > MOST_BIND_GROUPS {
-            if let Some(oldest) = self.oldest_first.front().cloned() {
-                self.remove(&oldest);
-            }
+        self.oldest_first.push_back(Arc::downgrade(&operands));
+        let mut gone = Vec::new();
+        while self.by_operands.len() > MOST_BIND_GROUPS {
+            let Some(oldest) = self.oldest_first.pop_front() else {
+                break;
+            };
+            gone.extend(oldest.upgrade().and_then(|oldest| self.remove(&oldest)));
         }
+        if self.oldest_first.len() > 2 * MOST_BIND_GROUPS {
+            self.oldest_first.retain(|own| own.strong_count() > 0);
+        }
+        gone
     }
 
     fn remove(&mut self, operands: &Arc<Operands>) -> Option<wgpu::BindGroup> {
-        for (buffer, ..) in &operands.bound {
-            if let Some(of_buffer) = self.by_buffer.get_mut(buffer) {
-                of_buffer.retain(|other| other != operands);
+        for operand in operands.bound.iter().filter(|operand| operand.of_tensor) {
+            if let Some(of_buffer) = self.by_buffer.get_mut(&operand.buffer) {
+                of_buffer.retain(|other| !Arc::ptr_eq(other, operands));
                 if of_buffer.is_empty() {
-                    self.by_buffer.remove(buffer);
+                    self.by_buffer.remove(&operand.buffer);
                 }
             }
         }
-        self.oldest_first.retain(|other| other != operands);
         self.by_operands.remove(operands)
     }
 }
@@ -319,12 +332,12 @@ impl Gpu {
             .bindings
             .iter()
             .zip(&operands.bound)
-            .map(|(binding, (buffer, offset, size))| wgpu::BindGroupEntry {
+            .map(|(binding, operand)| wgpu::BindGroupEntry {
                 binding: binding.number,
                 resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                    buffer,
-                    offset: *offset,
-                    size: *size,
+                    buffer: &operand.buffer,
+                    offset: operand.offset,
+                    size: operand.size,
                 }),
             })
             .collect();
@@ -337,7 +350,9 @@ impl Gpu {
                 entries: &entries,
             })
         })?;
-        lock(&self.0.bind_groups.0).insert(operands, bind_group.clone());
+        let gone = lock(&self.0.bind_groups.0).insert(operands, bind_group.clone());
+        // What they held is freed outside the lock.
+        drop(gone);
         Ok(bind_group)
     }
 
@@ -372,13 +387,21 @@ impl Gpu {
                 .map_or(Argument::Unused, |(_, argument)| *argument)
         };
         let bound = pipeline.bindings.iter().map(|binding| {
-            let whole = |buffer: &wgpu::Buffer| (buffer.clone(), 0, None);
+            let whole = |buffer: &wgpu::Buffer| Operand {
+                buffer: buffer.clone(),
+                offset: 0,
+                size: None,
+                of_tensor: false,
+            };
             match binding.access {
                 Access::Params => whole(&params),
                 _ => match of(binding.name) {
-                    Argument::Tensor(buffer, bound) => {
-                        (buffer.clone(), bound.offset, NonZeroU64::new(bound.size))
-                    }
+                    Argument::Tensor(buffer, bound) => Operand {
+                        buffer: buffer.clone(),
+                        offset: bound.offset,
+                        size: NonZeroU64::new(bound.size),
+                        of_tensor: true,
+                    },
                     Argument::Unused => {
                         whole(&self.0.unused[usize::from(binding.access == Access::Write)])
                     }

@@ -172,14 +172,21 @@ impl MultiHeadAttention {
             device: &device,
             counts: appending.told,
         };
-        if shape.batch > 0 && shape.tokens > 0 {
-            cache.commit(encoder, &appending)?;
-        }
+        let before = cache.lengths();
+        let mut recorded = match shape.batch * shape.tokens {
+            0 => Ok(()),
+            _ => cache.commit(encoder, &appending),
+        };
         for step in steps {
-            let timestamps = timestamps.as_deref_mut();
-            self.record(encoder, plan, step, arguments, Some(&on_cache), timestamps)?;
+            recorded = recorded.and_then(|()| {
+                let timestamps = timestamps.as_deref_mut();
+                self.record(encoder, plan, step, arguments, Some(&on_cache), timestamps)
+            });
         }
-        Ok(())
+        if recorded.is_err() {
+            cache.restore(&before);
+        }
+        recorded
     }
 
     /// [`encode`](Self::encode), with timestamps around each dispatch, under the name of its [`Step`]. Where there
@@ -405,6 +412,9 @@ impl MultiHeadAttention {
                     name(self.rotary_kind())
                 ),
             ));
+        }
+        if let (Some(rotary), None) = (&self.rotary, plan.shape.cache) {
+            rotary.expect_positions(tokens)?;
         }
         let (planned, present) = (plan.output_projection.is_some(), self.output.is_some());
         if plan.config != *config || planned != present || planned_fused != fused {

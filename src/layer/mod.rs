@@ -316,8 +316,8 @@ impl MultiHeadAttention {
     }
 
     /// [`prefill`](Self::prefill) with a few tokens x `(B, T, d_in)` for every sequence: one, or those that a draft model
-    /// proposes. From the second step on nothing is allocated but y; [`encode_cached`](Self::encode_cached) into a y
-    /// of your own allocates nothing.
+    /// proposes. From the second step on nothing is made but y, and bind groups for x and y;
+    /// [`encode_cached`](Self::encode_cached) with an x and a y that stay makes nothing.
     ///
     /// ```
     /// # use wgpu_attention::*;
@@ -363,9 +363,14 @@ impl MultiHeadAttention {
         let y = Tensor::empty(&self.gpu, &y, ElementType::F32)?;
         let (from, to) = (x.view(), y.view());
         let arguments = LayerArguments::new(&from, &to);
-        self.gpu.record_and_submit(|encoder| {
+        let before = cache.lengths();
+        let submitted = self.gpu.record_and_submit(|encoder| {
             self.encode_cached(encoder, &plan, cache, tokens, arguments)
-        })?;
+        });
+        if submitted.is_err() {
+            cache.restore(&before);
+        }
+        submitted?;
         Ok(y)
     }
 

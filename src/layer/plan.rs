@@ -225,7 +225,9 @@ impl MultiHeadAttention {
                 let rule = "must be none in a layer with rotary embedding: keys of another tensor have no position";
                 return Err(Error::parameter("source_tokens", shape.made(), rule));
             }
-            rotary.expect_positions(tokens)?;
+            if shape.cache.is_none() {
+                rotary.expect_positions(tokens)?;
+            }
         }
         let problem = AttentionProblem {
             kv_len: shape.keys(),
@@ -306,8 +308,13 @@ impl MultiHeadAttention {
         let append = match (&shape.cache, &self.rotary, &straight) {
             (None, None, _) | (_, _, Some(_)) => None,
             _ => {
-                let turned = [q, k].map(|channels| channels as u64 / 2);
-                let pairs = turned.iter().sum::<u64>() * (batch as u64 * tokens as u64);
+                // Two channels at a time: q where it is turned, k always, v into a cache.
+                let pairs = |heads: usize, channels: usize| (heads * channels.div_ceil(2)) as u64;
+                let turned_q = self.rotary.as_ref().map_or(0, |_| config.heads);
+                let moved_v = shape.cache.map_or(0, |_| config.kv_heads);
+                let a_token =
+                    pairs(turned_q + config.kv_heads, head_dim) + pairs(moved_v, value_dim);
+                let pairs = a_token.saturating_mul(batch as u64 * tokens as u64);
                 Some(Append::new(&self.gpu, pairs)?)
             }
         };
@@ -429,9 +436,13 @@ impl MultiHeadAttention {
             let rule = "must be none with a cache, which is for self-attention";
             return Err(Error::parameter("source_tokens", tokens, rule));
         }
-        if shape.kv_lens {
+        if shape.kv_lens || config.rules.kv_lens {
             let rule = "must be false with a cache, which has the lengths itself";
             return Err(Error::parameter("kv_lens", true, rule));
+        }
+        if config.rules.q_lens {
+            let rule = "must be false in the rules of a layer on a cache: LayerShape::q_lens says it, and calls tell tokens";
+            return Err(Error::parameter("q_lens", true, rule));
         }
         if config.rules.is_positional() && config.rules.alignment == Some(Alignment::TopLeft) {
             let rule = "must be BottomRight, or left unsaid, with a cache: a new token's own key is the last";
