@@ -355,8 +355,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "key * params.k_token_stride",
-            "key * params.q_token_stride",
+            "key_row(item, key) * params.k_token_stride",
+            "key_row(item, key) * params.q_token_stride",
         )],
     ),
     mutant(
@@ -364,8 +364,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "key * params.k_token_stride",
-            "key * params.q_token_stride",
+            "token * params.k_token_stride",
+            "token * params.q_token_stride",
         )],
     ),
     mutant(
@@ -373,8 +373,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "key * params.k_token_stride",
-            "key * params.head_dim",
+            "key_row(item, key) * params.k_token_stride",
+            "key_row(item, key) * params.head_dim",
         )],
     ),
     mutant(
@@ -382,8 +382,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "key * params.k_token_stride",
-            "key * params.head_dim",
+            "token * params.k_token_stride",
+            "token * params.head_dim",
         )],
     ),
     mutant(
@@ -2201,8 +2201,14 @@ fn broken_projections_are_rejected() {
 /// Every kernel of the table is broken in some ways, and both forms in the same, but for what only one of them has.
 #[test]
 fn every_kernel_has_broken_twins() {
-    for kernel in KERNELS {
-        let all = [ATTENTION_MUTANTS, LINEAR_MUTANTS, OTHER_MUTANTS];
+    // What moves tokens into a cache is broken in tests/cache.rs.
+    for kernel in KERNELS.iter().filter(|kernel| kernel.name != "append") {
+        let all = [
+            ATTENTION_MUTANTS,
+            DECODE_MUTANTS,
+            LINEAR_MUTANTS,
+            OTHER_MUTANTS,
+        ];
         let count = all
             .iter()
             .flat_map(|m| m.iter())
