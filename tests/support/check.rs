@@ -109,6 +109,11 @@ impl std::fmt::Display for Subject {
 impl Subject {
     /// Compiled for a problem.
     pub fn attention(&self, gpu: &Gpu, problem: &AttentionProblem) -> Result<Attention, String> {
+        // Its twin takes larger heads, so that the planner would not refuse them.
+        if self.kernel.name == "decode_rows" && !self.takes(problem) {
+            let (name, largest) = (self.kernel.name, self.largest_head());
+            return Err(format!("the largest head of {name} allows {largest}"));
+        }
         let problem = AttentionProblem {
             form: Some(self.kernel.form),
             decode: Some(self.kernel.operation == Operation::Decode),
@@ -117,11 +122,18 @@ impl Subject {
         let mut plan = problem
             .plan(gpu.capabilities())
             .map_err(|error| error.to_string())?;
-        if plan.kernel.name != self.kernel.name {
+        let other = plan.kernel.name != self.kernel.name;
+        let twins = self.kernel.operation == Operation::Decode
+            && (plan.kernel.operation, plan.kernel.form) == (Operation::Decode, self.kernel.form);
+        if other && !twins {
             return Err(format!("the planner chose {}", plan.kernel.name));
         }
+        if other {
+            // Two kernels of one form, of which the planner takes one by the number of rows: each can do what the other does.
+            plan.configuration = self.twin(&problem, &plan.configuration)?;
+        }
         plan.kernel = self.kernel;
-        let forced = self.configuration.is_some() || self.splits.is_some();
+        let forced = self.configuration.is_some() || self.splits.is_some() || other;
         if self.kernel.operation == Operation::Decode && forced {
             let configuration = self.configuration.as_ref().unwrap_or(&plan.configuration);
             let rows = problem.q_len * (problem.heads / problem.kv_heads);
@@ -145,6 +157,27 @@ impl Subject {
         self.fold_grid(&mut plan);
         self.link_rules(&mut plan);
         Attention::from_plan(gpu, problem, plan).map_err(|error| error.to_string())
+    }
+
+    /// The configuration of this kernel in place of one of another kernel for the same: of the same size and types, with the
+    /// fewest rows that hold those of the problem, or the most that there are.
+    fn twin(
+        &self,
+        problem: &AttentionProblem,
+        planned: &Configuration,
+    ) -> Result<Configuration, String> {
+        let same = |name: &str, c: &Configuration| c.get(name) == planned.get(name);
+        let mut fitting = (self.kernel.configurations)();
+        fitting.retain(|c| ["HEAD_DIM", "KV_TYPE"].iter().all(|name| same(name, c)));
+        fitting.sort_by_key(|c| c.get("ROWS"));
+        let rows = problem.q_len * (problem.heads / problem.kv_heads);
+        let holds = fitting.iter().find(|c| c.get("ROWS") as usize >= rows);
+        let found = holds.or(fitting.last()).cloned();
+        let found = found.ok_or_else(|| format!("{} has no such size", self.kernel.name))?;
+        Ok(Configuration {
+            rules: planned.rules.clone(),
+            ..found
+        })
     }
 
     /// Compiled for a problem.
@@ -182,7 +215,7 @@ impl Subject {
 }
 
 impl Subject {
-    /// Whether the form is compiled for such a problem: the lanes form goes up to 64 channels (decoding 128), and takes q
+    /// Whether the form is compiled for such a problem: the lanes form goes up to 64 channels (decode_lanes 128), and takes q
     /// in a smaller type only beside k and v of the same (decoding in any).
     pub fn takes(&self, problem: &AttentionProblem) -> bool {
         let types = [ElementType::F32, problem.kv_type].contains(&problem.q_type)
@@ -191,12 +224,11 @@ impl Subject {
             || problem.head_dim.max(problem.value_dim) <= self.largest_head() && types
     }
 
-    /// The channels that the lanes form goes up to.
+    /// The channels that a kernel of the lanes form goes up to.
     pub fn largest_head(&self) -> usize {
-        match self.kernel.operation {
-            Operation::Decode => 128,
-            _ => 64,
-        }
+        let all = (self.kernel.configurations)();
+        let largest = all.iter().map(|c| c.get("HEAD_DIM")).max();
+        largest.unwrap_or(0) as usize
     }
 
     /// Whether it is the kernel that the planner chooses on this adapter.
