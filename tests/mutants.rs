@@ -2020,6 +2020,21 @@ fn decode_cases() -> Vec<PreparedAttention> {
         score,
         |_, t, _, d| (t * 3 + d) as f32,
     ));
+    // Fewer keys than lanes, whose scores all are far below 0.
+    let low = AttentionProblem {
+        kv_len: 5,
+        rules: AttentionRules {
+            scale: Some(1.0),
+            ..Default::default()
+        },
+        ..AttentionProblem::new(1, 1, 1, 1)
+    };
+    cases.push(AttentionData::new(
+        low,
+        |_, _, _, _| 1.0,
+        |_, t, _, _| -300.0 - t as f32,
+        |_, t, _, d| (t * 3 + d) as f32,
+    ));
     cases.into_iter().map(AttentionData::prepare).collect()
 }
 

@@ -143,7 +143,7 @@ impl Subject {
             plan.splits = splits.unwrap_or(plan.splits);
             plan.configuration = configuration.clone();
             let groups = tiles * problem.kv_heads * problem.batch * plan.splits as usize;
-            (plan.groups, plan.grid) = unfolded(groups)?;
+            (plan.groups, plan.grid) = grid_of(groups)?;
         } else if let Some(configuration) = &self.configuration {
             let lanes = match self.kernel.form {
                 Form::Tiled => 8,
@@ -152,7 +152,7 @@ impl Subject {
             let block = lanes * configuration.get("ROWS") as usize;
             let groups = problem.q_len.div_ceil(block) * problem.heads * problem.batch;
             plan.configuration = configuration.clone();
-            (plan.groups, plan.grid) = unfolded(groups)?;
+            (plan.groups, plan.grid) = grid_of(groups)?;
         }
         self.fold_grid(&mut plan);
         self.link_rules(&mut plan);
@@ -206,7 +206,7 @@ impl Subject {
             };
             let groups = (problem.batch * problem.tokens).div_ceil(m) * problem.d_out.div_ceil(n);
             plan.configuration = configuration.clone();
-            (plan.groups, plan.grid) = unfolded(groups)?;
+            (plan.groups, plan.grid) = grid_of(groups)?;
         }
         self.fold_grid(&mut plan);
         self.link_rules(&mut plan);
@@ -253,12 +253,17 @@ impl Subject {
     }
 }
 
-fn unfolded(groups: usize) -> Result<(u32, Option<[u32; 3]>), String> {
-    match groups {
-        0 => Ok((0, None)),
-        1..=65_535 => Ok((groups as u32, Some([groups as u32, 1, 1]))),
-        _ => Err(format!("{groups} workgroups for a forced configuration")),
-    }
+/// The grid of that many workgroups, folded past 65535.
+fn grid_of(groups: usize) -> Result<(u32, Option<[u32; 3]>), String> {
+    let count = u32::try_from(groups).map_err(|error| error.to_string())?;
+    Ok((
+        count,
+        match count {
+            0 => None,
+            1..=65_535 => Some([count, 1, 1]),
+            _ => Some([65_535, count.div_ceil(65_535), 1]),
+        },
+    ))
 }
 
 /// How an operand lies in its buffer. Whatever lies beside it is NaN (for a mask: true).
