@@ -4,8 +4,8 @@
 // One workgroup of LANES invocations has ROWS rows that share a KV head (shared/share) and walks over its part of the
 // keys BLOCK at a time. Scores: a lane has FOUR keys of the block, each of whose channels it reads four at a time.
 // Values: a lane has four neighbouring channels in each 4 * LANES of them, and reads every key's. Between the two the
-// weights go through workgroup memory, once a block, so that only 1 / LANES of the output is kept by each lane (a whole
-// row in each lane was a third faster for one row, and took twice to four times as long to compile). What a
+// weights go through workgroup memory, once a block, so that only 1 / LANES of the output is kept by each lane. (For one
+// row a whole row in each lane is faster: decode_rows.) What a
 // pair scores and whether it is seen: shared/pair, shared/item, rules/.
 //
 // q: (B, Tq, H, D), k: (B, Tk, Hkv, D), v: (B, Tk, Hkv, Dv), out: (B, Tq, H, Dv), lse: (B, H, Tq), all by strides; packed

@@ -49,6 +49,7 @@ const ELEMENTS: &str = "shared/elements";
 const STORE: &str = "shared/store";
 const STORE_LSE: &str = "shared/store_lse";
 const DLANES: &str = "decode_lanes";
+const DROWS: &str = "decode_rows";
 const DTILED: &str = "decode_tiled";
 const SHARE: &str = "shared/share";
 const PAGES: &str = "rules/pages";
@@ -681,6 +682,90 @@ static DECODE_MUTANTS: &[Mutant] = &[
             (DLANES, "if (!PAGED) {", "if (true) {"),
             (DLANES, "place[s] = key_row(first_item, ", "place[s] = ("),
         ],
+    ),
+    mutant(
+        "parts written over each other",
+        DROWS,
+        &[(DROWS, "share.part * params.out_part_stride", "0u")],
+    ),
+    mutant(
+        "the last key seen again",
+        DROWS,
+        &[(
+            DROWS,
+            "let there = first_key + lane <= last_key;",
+            "let there = true;",
+        )],
+    ),
+    mutant(
+        "the tail of the keys dropped",
+        DROWS,
+        &[(
+            DROWS,
+            "first_key < own_keys.y; first_key += LANES",
+            "first_key + LANES <= own_keys.y; first_key += LANES",
+        )],
+    ),
+    mutant(
+        "hidden weights in the total",
+        DROWS,
+        &[(
+            DROWS,
+            "let counts = visible & !weighs_nothing(pair.score);",
+            "let counts = !weighs_nothing(pair.score);",
+        )],
+    ),
+    mutant(
+        "hidden values reach a row",
+        DROWS,
+        &[(DROWS, "select(vec4<f32>(), v_d, visible)", "v_d")],
+    ),
+    mutant(
+        "sums that do not shrink",
+        DROWS,
+        &[(
+            DROWS,
+            "sum[i % LINES * 4u + i / LINES] * shrink",
+            "sum[i % LINES * 4u + i / LINES]",
+        )],
+    ),
+    mutant(
+        "totals that do not shrink",
+        DROWS,
+        &[(
+            DROWS,
+            "fma(total, shrink, weight)",
+            "fma(total, 1.0, weight)",
+        )],
+    ),
+    mutant(
+        "a sink in every lane",
+        DROWS,
+        &[(DROWS, " && lane == 0u;", ";")],
+    ),
+    mutant(
+        "lanes put together by nothing",
+        DROWS,
+        &[(DROWS, "exp(select(peaks[i] - top, 0.0, none))", "1.0")],
+    ),
+    mutant(
+        "a floor of 0 under the highest of all lanes",
+        DROWS,
+        &[(DROWS, "(!some | (peaks[i] > top))", "(peaks[i] > top)")],
+    ),
+    mutant(
+        "a lane without keys is the highest",
+        DROWS,
+        &[(DROWS, "!(totals[i] == 0.0) & (!some", "(!some")],
+    ),
+    mutant(
+        "the values of a key that lies elsewhere",
+        DROWS,
+        &[(
+            DROWS,
+            "v_base + place * params.v_token_stride",
+            "v_base + key * params.v_token_stride",
+        )],
     ),
 ];
 
@@ -1935,6 +2020,21 @@ fn decode_cases() -> Vec<PreparedAttention> {
         score,
         |_, t, _, d| (t * 3 + d) as f32,
     ));
+    // Fewer keys than lanes, whose scores all are far below 0.
+    let low = AttentionProblem {
+        kv_len: 5,
+        rules: AttentionRules {
+            scale: Some(1.0),
+            ..Default::default()
+        },
+        ..AttentionProblem::new(1, 1, 1, 1)
+    };
+    cases.push(AttentionData::new(
+        low,
+        |_, _, _, _| 1.0,
+        |_, t, _, _| -300.0 - t as f32,
+        |_, t, _, d| (t * 3 + d) as f32,
+    ));
     cases.into_iter().map(AttentionData::prepare).collect()
 }
 
@@ -2240,6 +2340,16 @@ static UNSEEN_BY_8_LANES: &[(&str, usize, &str)] = &[
         5,
         "the eight invocations of a row, which exchange totals here, are one vector and run in step",
     ),
+    (
+        DROWS,
+        0,
+        "the eight invocations are one vector and run in step",
+    ),
+    (
+        DROWS,
+        1,
+        "the eight invocations are one vector and run in step",
+    ),
 ];
 
 /// A kernel without one of its barriers is rejected: on a software adapter, whose invocations run in a fixed order,
@@ -2261,7 +2371,7 @@ fn missing_barriers_are_rejected() {
     let (attention, linear) = (attention_cases(), linear_cases());
     let decoded = decode_cases();
     let mut failures = Failures::default();
-    for name in [TILED, DTILED, LTILED, LFEW, WEIGHTS] {
+    for name in [TILED, DTILED, DROWS, LTILED, LFEW, WEIGHTS] {
         let source = find(name).unwrap().source;
         for (number, (at, barrier)) in source.match_indices("workgroupBarrier();").enumerate() {
             let mut text = source.to_string();
@@ -2293,5 +2403,5 @@ fn missing_barriers_are_rejected() {
             failures.note(format!("{name}: barrier {number}"), result);
         }
     }
-    failures.report(11);
+    failures.report(13);
 }

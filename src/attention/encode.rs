@@ -173,7 +173,7 @@ impl Attention {
     /// Records the attention into an encoder. Submits nothing and waits for nothing; allocates nothing on the
     /// GPU unless views are laid out as never before (then one parameter buffer of about 300 bytes). Copies nothing
     /// but what the plan names. (The first call whose rows of k or v do not begin on multiples of four elements compiles
-    /// decode_lanes once more, if that is the kernel.)
+    /// decode_lanes or decode_rows once more, if that is the kernel.)
     ///
     /// # Errors
     ///

@@ -3,9 +3,9 @@
 use super::{AttentionProblem, rules};
 use crate::gpu::Capabilities;
 use crate::kernels::{
-    ATTEND_ALL, BIAS, Configuration, FOURS_ANY, FOURS_F32, FOURS_HALF, Form, Fragment, IN_ORDER,
-    Kernel, MASK, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES,
-    compiled,
+    ATTEND_ALL, BIAS, Configuration, DECODE_ROWS, FOURS_ANY, FOURS_F32, FOURS_HALF, Form, Fragment,
+    IN_ORDER, Kernel, MASK, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES, RULE_DATA,
+    SCORE_RULES, compiled,
 };
 use crate::merge::MergeProblem;
 use crate::plan::{Plan, choose_kernel, fold};
@@ -117,6 +117,16 @@ impl AttentionProblem {
         // Query heads that share a KV head are rows of one workgroup, and so are its queries.
         let group = self.heads / self.kv_heads;
         let rows = (self.q_len as u64).saturating_mul(group as u64);
+        // A single row has a kernel of its own, for the heads that it is compiled for.
+        if rows == 1
+            && kernel.form == DECODE_ROWS.form
+            && capabilities.can_run(&DECODE_ROWS).is_ok()
+        {
+            let single = self.configurations(&DECODE_ROWS);
+            if !single.is_empty() {
+                (kernel, fitting) = (&DECODE_ROWS, single);
+            }
+        }
         let holds = |c: &&Configuration| u64::from(c.get("ROWS")) >= rows;
         let chosen = fitting.iter().find(holds).or(fitting.last());
         let configuration = chosen.cloned().ok_or_else(|| self.refusal(kernel))?;
@@ -412,7 +422,7 @@ impl AttentionProblem {
         fitting
     }
 
-    /// How decode_lanes reads k and v: four channels in one load where heads are multiples of four channels. (Where rows
+    /// How decode_lanes and decode_rows read k and v: four channels in one load where heads are multiples of four channels. (Where rows
     /// of a call's operands do not begin there, [`unaligned`] takes its place.)
     fn fours(&self, kernel: &Kernel) -> Option<&'static Fragment> {
         let whole = self.head_dim.is_multiple_of(4) && self.value_dim.is_multiple_of(4);
@@ -457,7 +467,7 @@ impl AttentionProblem {
 const MOST_DECODED: usize = 8;
 
 /// Workgroups that keep an adapter busy: the cores of a CPU take one after the other, a GPU hundreds at once.
-const ENOUGH_WORKGROUPS_LANES: u64 = 16;
+const ENOUGH_WORKGROUPS_LANES: u64 = 8;
 const ENOUGH_WORKGROUPS_TILED: u64 = 512;
 
 /// Keys below which a part is not worth its workgroup and its place in the merge.
@@ -467,7 +477,7 @@ const FEWEST_KEYS_TILED: u64 = 256;
 /// Parts in which keys are split at most for the sake of speed.
 const MOST_SPLITS: u64 = 64;
 
-/// The same configuration of decode_lanes for operands whose rows begin anywhere; `None` where it takes them already, or
+/// The same configuration of decode_lanes or decode_rows for operands whose rows begin anywhere; `None` where it takes them already, or
 /// is another kernel's.
 pub(super) fn unaligned(configuration: &Configuration) -> Option<Configuration> {
     let mut any = configuration.clone();

@@ -20,6 +20,7 @@ mod attention_tiled;
 mod attention_weights;
 mod copy;
 mod decode_lanes;
+mod decode_rows;
 mod decode_tiled;
 mod linear_few;
 mod linear_lanes;
@@ -29,6 +30,7 @@ pub(crate) mod params;
 pub mod reflect;
 
 pub use assemble::AssembleError;
+pub(crate) use decode_rows::KERNEL as DECODE_ROWS;
 pub(crate) use linear_few::LANES as FEW_LANES;
 pub(crate) use params::{AppendParams, AttentionParams, CopyParams, LinearParams, MergeParams};
 
@@ -41,6 +43,7 @@ pub static KERNELS: &[&Kernel] = &[
     &attention_lanes::KERNEL,
     &decode_tiled::KERNEL,
     &decode_lanes::KERNEL,
+    &decode_rows::KERNEL,
     &attention_weights::KERNEL,
     &merge::KERNEL,
     &linear_tiled::KERNEL,

@@ -109,6 +109,11 @@ impl std::fmt::Display for Subject {
 impl Subject {
     /// Compiled for a problem.
     pub fn attention(&self, gpu: &Gpu, problem: &AttentionProblem) -> Result<Attention, String> {
+        // Its twin takes larger heads, so that the planner would not refuse them.
+        if self.kernel.name == "decode_rows" && !self.takes(problem) {
+            let (name, largest) = (self.kernel.name, self.largest_head());
+            return Err(format!("the largest head of {name} allows {largest}"));
+        }
         let problem = AttentionProblem {
             form: Some(self.kernel.form),
             decode: Some(self.kernel.operation == Operation::Decode),
@@ -117,11 +122,18 @@ impl Subject {
         let mut plan = problem
             .plan(gpu.capabilities())
             .map_err(|error| error.to_string())?;
-        if plan.kernel.name != self.kernel.name {
+        let other = plan.kernel.name != self.kernel.name;
+        let twins = self.kernel.operation == Operation::Decode
+            && (plan.kernel.operation, plan.kernel.form) == (Operation::Decode, self.kernel.form);
+        if other && !twins {
             return Err(format!("the planner chose {}", plan.kernel.name));
         }
+        if other {
+            // Two kernels of one form, of which the planner takes one by the number of rows: each can do what the other does.
+            plan.configuration = self.twin(&problem, &plan.configuration)?;
+        }
         plan.kernel = self.kernel;
-        let forced = self.configuration.is_some() || self.splits.is_some();
+        let forced = self.configuration.is_some() || self.splits.is_some() || other;
         if self.kernel.operation == Operation::Decode && forced {
             let configuration = self.configuration.as_ref().unwrap_or(&plan.configuration);
             let rows = problem.q_len * (problem.heads / problem.kv_heads);
@@ -131,7 +143,7 @@ impl Subject {
             plan.splits = splits.unwrap_or(plan.splits);
             plan.configuration = configuration.clone();
             let groups = tiles * problem.kv_heads * problem.batch * plan.splits as usize;
-            (plan.groups, plan.grid) = unfolded(groups)?;
+            (plan.groups, plan.grid) = grid_of(groups)?;
         } else if let Some(configuration) = &self.configuration {
             let lanes = match self.kernel.form {
                 Form::Tiled => 8,
@@ -140,11 +152,32 @@ impl Subject {
             let block = lanes * configuration.get("ROWS") as usize;
             let groups = problem.q_len.div_ceil(block) * problem.heads * problem.batch;
             plan.configuration = configuration.clone();
-            (plan.groups, plan.grid) = unfolded(groups)?;
+            (plan.groups, plan.grid) = grid_of(groups)?;
         }
         self.fold_grid(&mut plan);
         self.link_rules(&mut plan);
         Attention::from_plan(gpu, problem, plan).map_err(|error| error.to_string())
+    }
+
+    /// The configuration of this kernel in place of one of another kernel for the same: of the same size and types, with the
+    /// fewest rows that hold those of the problem, or the most that there are.
+    fn twin(
+        &self,
+        problem: &AttentionProblem,
+        planned: &Configuration,
+    ) -> Result<Configuration, String> {
+        let same = |name: &str, c: &Configuration| c.get(name) == planned.get(name);
+        let mut fitting = (self.kernel.configurations)();
+        fitting.retain(|c| ["HEAD_DIM", "KV_TYPE"].iter().all(|name| same(name, c)));
+        fitting.sort_by_key(|c| c.get("ROWS"));
+        let rows = problem.q_len * (problem.heads / problem.kv_heads);
+        let holds = fitting.iter().find(|c| c.get("ROWS") as usize >= rows);
+        let found = holds.or(fitting.last()).cloned();
+        let found = found.ok_or_else(|| format!("{} has no such size", self.kernel.name))?;
+        Ok(Configuration {
+            rules: planned.rules.clone(),
+            ..found
+        })
     }
 
     /// Compiled for a problem.
@@ -173,7 +206,7 @@ impl Subject {
             };
             let groups = (problem.batch * problem.tokens).div_ceil(m) * problem.d_out.div_ceil(n);
             plan.configuration = configuration.clone();
-            (plan.groups, plan.grid) = unfolded(groups)?;
+            (plan.groups, plan.grid) = grid_of(groups)?;
         }
         self.fold_grid(&mut plan);
         self.link_rules(&mut plan);
@@ -182,7 +215,7 @@ impl Subject {
 }
 
 impl Subject {
-    /// Whether the form is compiled for such a problem: the lanes form goes up to 64 channels (decoding 128), and takes q
+    /// Whether the form is compiled for such a problem: the lanes form goes up to 64 channels (decode_lanes 128), and takes q
     /// in a smaller type only beside k and v of the same (decoding in any).
     pub fn takes(&self, problem: &AttentionProblem) -> bool {
         let types = [ElementType::F32, problem.kv_type].contains(&problem.q_type)
@@ -191,12 +224,11 @@ impl Subject {
             || problem.head_dim.max(problem.value_dim) <= self.largest_head() && types
     }
 
-    /// The channels that the lanes form goes up to.
+    /// The channels that a kernel of the lanes form goes up to.
     pub fn largest_head(&self) -> usize {
-        match self.kernel.operation {
-            Operation::Decode => 128,
-            _ => 64,
-        }
+        let all = (self.kernel.configurations)();
+        let largest = all.iter().map(|c| c.get("HEAD_DIM")).max();
+        largest.unwrap_or(0) as usize
     }
 
     /// Whether it is the kernel that the planner chooses on this adapter.
@@ -221,12 +253,17 @@ impl Subject {
     }
 }
 
-fn unfolded(groups: usize) -> Result<(u32, Option<[u32; 3]>), String> {
-    match groups {
-        0 => Ok((0, None)),
-        1..=65_535 => Ok((groups as u32, Some([groups as u32, 1, 1]))),
-        _ => Err(format!("{groups} workgroups for a forced configuration")),
-    }
+/// The grid of that many workgroups, folded past 65535.
+fn grid_of(groups: usize) -> Result<(u32, Option<[u32; 3]>), String> {
+    let count = u32::try_from(groups).map_err(|error| error.to_string())?;
+    Ok((
+        count,
+        match count {
+            0 => None,
+            1..=65_535 => Some([count, 1, 1]),
+            _ => Some([65_535, count.div_ceil(65_535), 1]),
+        },
+    ))
 }
 
 /// How an operand lies in its buffer. Whatever lies beside it is NaN (for a mask: true).
