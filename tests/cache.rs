@@ -733,7 +733,7 @@ fn rotary_embedding_by_tables() {
         wide.push(half::bf16::NAN);
     }
     let x = Tensor::from_slice(gpu, &[1, 4, 1, 4], &wide).unwrap();
-    let out = Tensor::from_slice(gpu, &[1, 4, 1, 4], &vec![half::bf16::ONE; 16]).unwrap();
+    let out = Tensor::from_slice(gpu, &[1, 4, 1, 4], &[half::bf16::ONE; 16]).unwrap();
     run(gpu, |encoder| {
         let (x, out) = (padded(&x), padded(&out));
         rotary
