@@ -109,7 +109,8 @@ impl Tensor {
     ///
     /// The buffer must belong to the same device as `gpu` (one of another device is an error when it is used,
     /// but one of another `wgpu::Instance` makes wgpu itself panic), have the usage `STORAGE` (and `COPY_SRC` to be
-    /// read back, `COPY_DST` to be written), and a length that is a multiple of 4.
+    /// read back, `COPY_DST` to be written), and a length that is a multiple of 4. Do not destroy it while it is in use
+    /// here: what was bound once is found again, and wgpu would only say so at the submission.
     ///
     /// # Errors
     ///

@@ -18,7 +18,7 @@ impl AttentionProblem {
     ///
     /// [`Error::Parameter`] for sizes of 0, heads that are no multiple of the KV heads, numbers that are not finite,
     /// an alignment that must be said; [`Error::LimitExceeded`] for values of more than 256 channels (heads of more
-    /// than 64 in the lanes form, if that is asked for), and for what does not fit the device or 32-bit counting.
+    /// than 64 in the lanes form, of few queries 128, if that is asked for), and for what does not fit the device or 32-bit counting.
     pub fn plan(&self, capabilities: &Capabilities) -> Result<Plan> {
         self.check()?;
         self.check_rule(capabilities)?;
