@@ -331,8 +331,10 @@ stage_lavapipe() {
     vulkan_tests lavapipe llvmpipe "$(lavapipe_icd || true)" "${ONE_ADAPTER_TESTS[@]}"
 }
 
+# The checks of all attention are run on the kernels for few queries by the fastest adapter; the others run tests/decode.rs.
 stage_swiftshader() {
     local icd
+    local -x WGPU_ATTENTION_DECODE_KERNELS=decode
     icd=$(swiftshader_icd || true)
     vulkan_tests swiftshader SwiftShader "$icd"
     local -x VK_DRIVER_FILES=$icd VK_ICD_FILENAMES=$icd WGPU_BACKEND=vulkan WGPU_ADAPTER_NAME=SwiftShader
@@ -342,6 +344,7 @@ stage_swiftshader() {
 
 stage_gl() {
     local -x VK_DRIVER_FILES=/none VK_ICD_FILENAMES=/none WGPU_BACKEND=gl WGPU_ADAPTER_NAME=llvmpipe
+    local -x WGPU_ATTENTION_DECODE_KERNELS=decode
     gpu_tests gl
 }
 

@@ -304,7 +304,7 @@ fn rows_that_begin_anywhere_give_the_bits_of_aligned_ones() {
 fn pages_give_the_bits_of_keys_in_order() {
     let Some(gpu) = gpu() else { return };
     let mut failures = Failures::default();
-    for subject in attention_kernels() {
+    for subject in all_attention_kernels() {
         for (number, page_size) in [1, 2, 7, 16, 33, 64, 100].into_iter().enumerate() {
             let mut random = Random::new(page_size as u64);
             let problem = AttentionProblem {
@@ -494,7 +494,7 @@ fn all_paths_agree_on_the_causal_corner() {
         let mut random = Random::new(29020);
         let data = random_operands(decode(2, 2, q_len, kv_len, 4), &mut random);
         let right = data.with_inputs(|inputs| reference::attention(inputs).unwrap().out);
-        for subject in attention_kernels() {
+        for subject in all_attention_kernels() {
             let result = data.run(&gpu, &subject);
             let result = result.and_then(|got| matches(&got, &right, &[got.len()]));
             failures.note(format!("{subject} {q_len} by {kv_len}"), result);

@@ -50,7 +50,19 @@ pub struct Subject {
 }
 
 /// Every kernel that computes attention: those for few queries take any number of them.
+///
+/// With `WGPU_ATTENTION_DECODE_KERNELS=decode` those are left to tests/decode.rs: for adapters that
+/// take long to compile, once the fastest has run all checks on all of them.
 pub fn attention_kernels() -> Vec<Subject> {
+    let apart = std::env::var("WGPU_ATTENTION_DECODE_KERNELS").is_ok_and(|own| own == "decode");
+    if apart {
+        return kernels(Operation::Attention);
+    }
+    all_attention_kernels()
+}
+
+/// [`attention_kernels`], whatever the environment says.
+pub fn all_attention_kernels() -> Vec<Subject> {
     [Operation::Attention, Operation::Decode]
         .into_iter()
         .flat_map(kernels)
