@@ -327,7 +327,7 @@ vulkan_tests() {
 
 # The fastest adapter draws the most random problems; the others draw the test's own number.
 stage_lavapipe() {
-    local -x WGPU_ATTENTION_CASES=2000
+    local -x WGPU_ATTENTION_CASES=1000
     vulkan_tests lavapipe llvmpipe "$(lavapipe_icd || true)" "${ONE_ADAPTER_TESTS[@]}"
 }
 
