@@ -647,10 +647,9 @@ fn verify_passes_the_golden_cases_in_both_forms() {
             "sdpa",
             "sdpa_varlen",
         ] {
-            assert!(
-                by(kind, &format!("attention_{chosen}")),
-                "{kind} by {chosen}"
-            );
+            // Some kinds have few queries in every case.
+            let ran = |kernel: &str| by(kind, &format!("{kernel}_{chosen}"));
+            assert!(ran("attention") || ran("decode"), "{kind} by {chosen}");
             assert_eq!(by(kind, "reference"), kind.starts_with("module_"), "{kind}");
         }
         options = if chosen == "lanes" { "tiled" } else { "lanes" };
