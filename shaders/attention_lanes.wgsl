@@ -1,28 +1,24 @@
 // attention_lanes: o_i = sum_j softmax_j(score_ij) v_j in one pass (online softmax), for
 // adapters that are a CPU underneath, whose lanes are SIMD lanes.
 //
-// One invocation owns ROWS query rows: their q and their accumulators stay in private memory, keys and
-// values are read at addresses that all invocations share, so that no workgroup memory and no barrier
-// is needed (both are slow there). One workgroup of LANES invocations covers ROWS * LANES queries of
-// one head of one batch item; row r of an invocation is LANES queries after row r - 1. What a pair scores and
-// whether it is seen: shared/pair, shared/item, rules/.
+// One invocation owns ROWS query rows: their q and their sums stay in private memory. Keys and values are
+// loaded once for all lanes, four channels at a time (shared/fours_*), and handed round (shared/spread_*): loads, not
+// arithmetic, are what takes time there. No barrier. One workgroup of LANES invocations covers ROWS * LANES queries of
+// one head of one batch item; row r of an invocation is LANES queries after row r - 1. Keys are taken KEYS at a time:
+// first those that every row sees by position, without a test, then the others. What a pair scores and
+// whether it is seen: shared/pair, shared/item, rules/. The softmax: shared/online.
 //
 // q, k: (B, T, H or Hkv, D), v: (B, Tk, Hkv, Dv), out: (B, Tq, H, Dv), lse: (B, H, Tq), all by strides; packed
 // sequences have no B. tables: lengths, starts, slopes, sinks. Memory beyond the operands: none.
 // Host: HEAD_DIM (the larger of D and Dv rounded up to a compiled size; channels past params.head_dim and
-// params.value_dim count as 0), Q_TYPE, KV_TYPE (of k and v: 0 f32, 1 f16, 2 bf16), ROWS, LANES.
+// params.value_dim count as 0), KV_TYPE (of k and v: 0 f32, 1 f16, 2 bf16), ROWS, LANES, SPREAD (fours of a row that are
+// handed round at once: LANES or, if they are fewer, all), one of shared/fours_* and one of shared/spread_*.
 //
-// The running maximum starts with the first key that a row sees (or with its sink), not with a stand-in for
-// -infinity: `total` is 0 exactly until then. It is at least 1 afterwards (the maximal key adds exp(0)) unless NaN.
-//
-// Measured on lavapipe, 2 cores, causal, H 12, D 64, T 1024: see docs/performance.md.
+// Measured on lavapipe against the kernel before it, which read k and v value by value at addresses that the lanes
+// share and rescaled every sum at every key: docs/performance.md.
 
 @group(0) @binding(0)
 var<storage, read> q: array<u32>;
-@group(0) @binding(1)
-var<storage, read> k: array<u32>;
-@group(0) @binding(2)
-var<storage, read> v: array<u32>;
 @group(0) @binding(3)
 var<storage, read_write> out: array<u32>;
 @group(0) @binding(4)
@@ -31,6 +27,93 @@ var<storage, read_write> lse: array<u32>;
 var<storage, read> tables: array<u32>;
 @group(0) @binding(6)
 var<uniform> params: AttentionParams;
+
+const FOURS: u32 = HEAD_DIM / 4u;
+const QUERIES: u32 = ROWS * LANES;
+// Keys of one step.
+const KEYS: u32 = 2u;
+
+// q * scale at first, the sums in the end, four channels at a time. A lane reads only what it wrote itself: no barrier.
+// (Loops over channels go through it, since a private array that a loop's variable indexes becomes a tree of branches.)
+var<workgroup> staged: array<vec4<f32>, ROWS * FOURS * LANES>;
+
+fn q_one(base: u32, channel: u32) -> f32 {
+    let at = base + min(channel, params.head_dim - 1u);
+    let value = value_of(q[word_of(at, params.q_type)], at, params.q_type) * params.scale;
+    return select(0.0, value, channel < params.head_dim);
+}
+
+// Where a key's row of k and of v begins, from the head's first.
+fn k_row(item: Item, key: u32) -> u32 {
+    return key_row(item, key) * params.k_token_stride;
+}
+
+fn v_row(item: Item, key: u32) -> u32 {
+    return key_row(item, key) * params.v_token_stride;
+}
+
+// scale * q.k of each row and each of the keys whose rows of k these are.
+fn products(query: ptr<function, array<vec4<f32>, ROWS * FOURS>>, k_rows: array<u32, KEYS>, lane: u32) -> array<f32, ROWS * KEYS> {
+    var product = array<f32, ROWS * KEYS>();
+    // @unroll
+    for (var first = 0u; first < FOURS; first += SPREAD) {
+        var k_fours = array<array<vec4<f32>, SPREAD>, KEYS>();
+        // @unroll
+        for (var j = 0u; j < KEYS; j++) {
+            k_fours[j] = k_spread(k_rows[j], first, lane);
+        }
+        // @unroll
+        for (var i = 0u; i < SPREAD; i++) {
+            // @unroll
+            for (var j = 0u; j < KEYS; j++) {
+                let k_i = k_fours[j][i];
+                // @unroll
+                for (var r = 0u; r < ROWS; r++) {
+                    let q_i = (*query)[r * FOURS + first + i];
+                    var sum = product[r * KEYS + j];
+                    sum = fma(q_i.x, k_i.x, sum);
+                    sum = fma(q_i.y, k_i.y, sum);
+                    sum = fma(q_i.z, k_i.z, sum);
+                    product[r * KEYS + j] = fma(q_i.w, k_i.w, sum);
+                }
+            }
+        }
+    }
+    return product;
+}
+
+// Adds the values of the keys whose rows of v these are to the sums, each by its weight, and shrinks what was there.
+fn add_values(
+    sum: ptr<function, array<vec4<f32>, ROWS * FOURS>>,
+    v_rows: array<u32, KEYS>,
+    weight: array<f32, ROWS * KEYS>,
+    shrink: array<f32, ROWS>,
+    visible: array<bool, ROWS * KEYS>,
+    lane: u32,
+) {
+    // @unroll
+    for (var first = 0u; first < FOURS; first += SPREAD) {
+        var v_fours = array<array<vec4<f32>, SPREAD>, KEYS>();
+        // @unroll
+        for (var j = 0u; j < KEYS; j++) {
+            v_fours[j] = v_spread(v_rows[j], first, lane);
+        }
+        // @unroll
+        for (var i = 0u; i < SPREAD; i++) {
+            // @unroll
+            for (var r = 0u; r < ROWS; r++) {
+                var all = (*sum)[r * FOURS + first + i] * shrink[r];
+                // @unroll
+                for (var j = 0u; j < KEYS; j++) {
+                    // Whatever lies in a value that a row may not see, NaN included, must not reach that row.
+                    let v_i = select(vec4<f32>(), v_fours[j][i], visible[r * KEYS + j]);
+                    all = fma(vec4<f32>(weight[r * KEYS + j]), v_i, all);
+                }
+                (*sum)[r * FOURS + first + i] = all;
+            }
+        }
+    }
+}
 
 @compute @workgroup_size(LANES)
 fn attention_lanes(
@@ -42,133 +125,156 @@ fn attention_lanes(
     if (number >= params.groups) {
         return;
     }
-    let first_query = (number % params.q_tiles) * (ROWS * LANES);
+    // The last queries first: under a causal rule they have the most keys, and short work fills the end.
+    let first_query = (params.q_tiles - 1u - number % params.q_tiles) * QUERIES;
     let head = (number / params.q_tiles) % params.heads;
     let batch = number / (params.q_tiles * params.heads);
     let item = item_at(batch, head);
     // Queries of this workgroup that the item has; the others see no key. (At least one row is there to be read.)
-    let end_query = min(first_query + ROWS * LANES, item.q_len);
+    let end_query = min(first_query + QUERIES, item.q_len);
     let last_query = max(end_query, 1u) - 1u;
 
-    // Keys that some query of this workgroup may see, by position.
+    // Keys that some query of this workgroup may see, by position; and among them whole steps of keys that each may see.
     let seen_from = key_first(item, first_query);
-    let seen_to = select(0u, key_limit(item, last_query), first_query < end_query);
+    let seen_to = max(select(0u, key_limit(item, last_query), first_query < end_query), seen_from);
+    let all_from = min(max(key_first(item, last_query), seen_from), seen_to);
+    let all_keys = max(min(key_limit(item, first_query), seen_to), all_from) - all_from;
+    let all_to = all_from + select(all_keys / KEYS * KEYS, 0u, HIDES_SINGLE_KEYS);
 
-    let last_channel = params.head_dim - 1u;
-    let last_value_channel = params.value_dim - 1u;
-    var query = array<f32, ROWS * HEAD_DIM>();
+    // Rows past the end repeat the last one. Nobody sees what they come to.
     var from_key = array<u32, ROWS>();
     var limit = array<u32, ROWS>();
-    // Rows past the end repeat the last one, and see nothing.
     var read_row = array<u32, ROWS>();
-    // @unroll
-    for (var r = 0u; r < ROWS; r++) {
-        from_key[r] = key_first(item, first_query + r * LANES + lane);
-        limit[r] = key_limit(item, first_query + r * LANES + lane);
-        read_row[r] = min(first_query + r * LANES + lane, last_query);
+    var query = array<vec4<f32>, ROWS * FOURS>();
+    var row = array<Online, ROWS>();
+    var sum = array<vec4<f32>, ROWS * FOURS>();
+    for (var e = 0u; e < ROWS * FOURS; e++) {
+        let own_query = min(first_query + e / FOURS * LANES + lane, last_query);
         let base = params.q_offset + batch * params.q_batch_stride + head * params.q_head_stride
-            + (item.q_start + read_row[r]) * params.q_token_stride;
-        // @unroll
-        for (var d = 0u; d < HEAD_DIM; d++) {
-            let at = base + min(d, last_channel);
-            let q_d = value_of(q[word_of(at, Q_TYPE)], at, Q_TYPE) * params.scale;
-            query[r * HEAD_DIM + d] = select(0.0, q_d, d < params.head_dim);
-        }
+            + (item.q_start + own_query) * params.q_token_stride;
+        let channel = e % FOURS * 4u;
+        staged[e * LANES + lane] = vec4<f32>(
+            q_one(base, channel),
+            q_one(base, channel + 1u),
+            q_one(base, channel + 2u),
+            q_one(base, channel + 3u),
+        );
     }
-
-    var highest = array<f32, ROWS>();
-    var total = array<f32, ROWS>();
-    var sum = array<f32, ROWS * HEAD_DIM>();
     // @unroll
     for (var r = 0u; r < ROWS; r++) {
-        let sinks = item.has_sink && first_query + r * LANES + lane < item.q_len;
-        highest[r] = select(0.0, item.sink, sinks);
-        total[r] = select(0.0, 1.0, sinks);
+        let own_query = first_query + r * LANES + lane;
+        from_key[r] = key_first(item, own_query);
+        limit[r] = key_limit(item, own_query);
+        read_row[r] = min(own_query, last_query);
+        let sinks = item.has_sink && own_query < item.q_len;
+        row[r] = Online(select(0.0, item.sink, sinks), select(0.0, 1.0, sinks));
+    }
+    // @unroll
+    for (var e = 0u; e < ROWS * FOURS; e++) {
+        query[e] = staged[e * LANES + lane];
     }
     let kv_head = head / params.group;
     let k_base = params.k_offset + batch * params.k_batch_stride + kv_head * params.k_head_stride;
     let v_base = params.v_offset + batch * params.v_batch_stride + kv_head * params.v_head_stride;
+    var k_rows = array<u32, KEYS>();
+    var v_rows = array<u32, KEYS>();
+    var weight = array<f32, ROWS * KEYS>();
+    var shrink = array<f32, ROWS>();
+    var visible = array<bool, ROWS * KEYS>();
 
-    for (var key = seen_from; key < seen_to; key++) {
-        let token = key_row(item, key);
-        let k_row = k_base + token * params.k_token_stride;
-        let v_row = v_base + token * params.v_token_stride;
-
-        var score = array<f32, ROWS>();
+    // Keys that every row sees, and that no rule of pairs changes.
+    // @unroll
+    for (var i = 0u; i < ROWS * KEYS; i++) {
+        visible[i] = true;
+    }
+    for (var key = all_from; key < all_to; key += KEYS) {
         // @unroll
-        for (var d = 0u; d < HEAD_DIM; d++) {
-            let at = k_row + min(d, last_channel);
-            let k_d = select(0.0, value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE), d < params.head_dim);
-            // @unroll
-            for (var r = 0u; r < ROWS; r++) {
-                score[r] = fma(query[r * HEAD_DIM + d], k_d, score[r]);
-            }
+        for (var j = 0u; j < KEYS; j++) {
+            k_rows[j] = k_base + k_row(item, key + j);
+            v_rows[j] = v_base + v_row(item, key + j);
         }
-
-        // What the key adds to each row, and what shrinks what was there: one of the two is 1, the other
-        // exp of the distance between the score and the highest before it. No branch: these adapters execute
-        // both sides of one anyway.
-        var visible = array<bool, ROWS>();
-        var weight = array<f32, ROWS>();
-        var shrink = array<f32, ROWS>();
+        let product = products(&query, k_rows, lane);
         // @unroll
         for (var r = 0u; r < ROWS; r++) {
-            let pair = judge(item, score[r], read_row[r], key);
-            score[r] = pair.score;
-            visible[r] = pair.visible & (key >= from_key[r]) & (key < limit[r]);
-            // The first key of a row is its own highest; a score of NaN or infinity still makes a NaN of it.
-            let before = select(highest[r], score[r], total[r] == 0.0);
-            let distance = score[r] - before;
-            let factor = select(exp(-abs(distance)), 1.0, distance == 0.0);
-            let rises = score[r] > before;
-            let counts = visible[r] & !weighs_nothing(score[r]);
-            weight[r] = select(0.0, select(factor, 1.0, rises), counts);
-            shrink[r] = select(1.0, factor, rises & counts);
-            highest[r] = select(highest[r], select(before, score[r], rises), counts);
-            total[r] = select(total[r], fma(total[r], shrink[r], weight[r]), counts);
-        }
-
-        // @unroll
-        for (var d = 0u; d < HEAD_DIM; d++) {
-            let at = v_row + min(d, last_value_channel);
-            let v_d = value_of(v[word_of(at, KV_TYPE)], at, KV_TYPE);
+            var together = 1.0;
             // @unroll
-            for (var r = 0u; r < ROWS; r++) {
-                // Whatever lies in a value that a row may not see, NaN included, must not reach that row.
-                sum[r * HEAD_DIM + d] = select(
-                    sum[r * HEAD_DIM + d],
-                    fma(weight[r], v_d, sum[r * HEAD_DIM + d] * shrink[r]),
-                    visible[r],
-                );
+            for (var j = 0u; j < KEYS; j++) {
+                let weighed = weigh(row[r], product[r * KEYS + j], true);
+                row[r] = weighed.row;
+                // @unroll
+                for (var i = 0u; i < j; i++) {
+                    weight[r * KEYS + i] = weight[r * KEYS + i] * weighed.shrink;
+                }
+                weight[r * KEYS + j] = weighed.weight;
+                together = together * weighed.shrink;
             }
+            shrink[r] = together;
         }
+        add_values(&sum, v_rows, weight, shrink, visible, lane);
+    }
+
+    // The other keys: those before, then those after.
+    let before = all_from - seen_from;
+    let others = before + (seen_to - all_to);
+    for (var other = 0u; other < others; other += KEYS) {
+        var keys = array<u32, KEYS>();
+        // @unroll
+        for (var j = 0u; j < KEYS; j++) {
+            // Past the end it is the last key again, which no row sees then.
+            let place = min(other + j, others - 1u);
+            keys[j] = place + select(all_to - before, seen_from, place < before);
+            k_rows[j] = k_base + k_row(item, keys[j]);
+            v_rows[j] = v_base + v_row(item, keys[j]);
+        }
+        let product = products(&query, k_rows, lane);
+        // @unroll
+        for (var r = 0u; r < ROWS; r++) {
+            var together = 1.0;
+            // @unroll
+            for (var j = 0u; j < KEYS; j++) {
+                let pair = judge(item, product[r * KEYS + j], read_row[r], keys[j]);
+                let sees = pair.visible & (other + j < others) & (keys[j] >= from_key[r]) & (keys[j] < limit[r]);
+                let weighed = weigh(row[r], pair.score, sees);
+                row[r] = weighed.row;
+                // @unroll
+                for (var i = 0u; i < j; i++) {
+                    weight[r * KEYS + i] = weight[r * KEYS + i] * weighed.shrink;
+                }
+                weight[r * KEYS + j] = weighed.weight;
+                visible[r * KEYS + j] = sees;
+                together = together * weighed.shrink;
+            }
+            shrink[r] = together;
+        }
+        add_values(&sum, v_rows, weight, shrink, visible, lane);
     }
 
     // @unroll
     for (var r = 0u; r < ROWS; r++) {
-        let row = first_query + r * LANES + lane;
+        let own_query = first_query + r * LANES + lane;
+        // A row that saw no key gives 0. (Not `total != 0.0`, which is false for NaN where comparisons are ordered.)
+        let none = row[r].total == 0.0 || own_query >= item.q_len;
+        let divisor = divisor_of(row[r]);
+        // @unroll
+        for (var d = 0u; d < FOURS; d++) {
+            staged[(r * FOURS + d) * LANES + lane] = select(sum[r * FOURS + d] / divisor, vec4<f32>(), none);
+        }
         // Rows past the end of a packed sequence belong to others.
-        if (row < item.rows) {
-            // A highest score of +infinity makes a NaN of the row, as inf - inf would; told by the exponent's
-            // bits and made by setting one more, since compilers may take floats for finite.
-            let bits = bitcast<u32>(highest[r]);
-            let divisor = select(total[r], bitcast<f32>(bits | 0x400000u), ((bits >> 23u) & 0xffu) == 0xffu);
-            // A row that saw no key gives 0. (Not `total != 0.0`, which is false for NaN where comparisons are ordered.)
-            let none = total[r] == 0.0;
+        if (own_query < item.rows) {
+            store_lse(item, own_query, !none, row[r].highest, divisor);
+        }
+    }
+    for (var e = 0u; e < ROWS * FOURS; e++) {
+        let own_query = first_query + e / FOURS * LANES + lane;
+        let channel = e % FOURS * 4u;
+        if (own_query < item.rows && channel < params.value_dim) {
             let base = params.out_offset + batch * params.out_batch_stride + head * params.out_head_stride
-                + (item.q_start + row) * params.out_token_stride;
-            // @unroll
-            for (var d = 0u; d < HEAD_DIM; d += 2u) {
-                if (d < params.value_dim) {
-                    store_pair(
-                        base + d,
-                        select(sum[r * HEAD_DIM + d] / divisor, 0.0, none),
-                        select(sum[r * HEAD_DIM + d + 1u] / divisor, 0.0, none),
-                        d + 1u < params.value_dim,
-                    );
-                }
+                + (item.q_start + own_query) * params.out_token_stride;
+            let four = staged[e * LANES + lane];
+            store_pair(base + channel, four.x, four.y, channel + 1u < params.value_dim);
+            if (channel + 2u < params.value_dim) {
+                store_pair(base + channel + 2u, four.z, four.w, channel + 3u < params.value_dim);
             }
-            store_lse(item, row, !none, highest[r], divisor);
         }
     }
 }

@@ -1,17 +1,16 @@
 // linear_lanes: y = x Wᵀ + b for adapters that are a CPU underneath, whose lanes are SIMD lanes.
 //
-// One invocation owns ROWS rows of x by COLUMNS columns of y, all in private memory; weights are read at
-// addresses that all invocations share, so that it computes without workgroup memory and without a barrier (both
-// are slow there). One workgroup covers ROWS * LANES rows by COLUMNS columns; row r of an invocation lies
-// LANES rows after row r - 1.
+// One invocation owns ROWS rows of x by COLUMNS columns of y, all in private memory. It walks over d_in LANES channels at
+// a time; the weights of a column are loaded once for all lanes and handed round (shared/weights_*). One workgroup covers
+// ROWS * LANES rows by COLUMNS columns; row r of an invocation lies LANES rows after row r - 1. No barrier.
 //
 // x (B, T, d_in), weight (d_out, d_in), bias (d_out), y (B, T, d_out), each by its strides.
 // Each output is one chain of multiply-adds over d_in in order, whatever the tile: equal rows of x give
 // equal bits.
-// Host: ROWS, COLUMNS, LANES.
+// Host: ROWS, COLUMNS, LANES, one of shared/x_* and one of shared/weights_*.
+//
+// Measured on lavapipe against the kernel before it, which read one weight at a time: docs/performance.md.
 
-@group(0) @binding(0)
-var<storage, read> x: array<f32>;
 @group(0) @binding(1)
 var<storage, read> weight: array<f32>;
 @group(0) @binding(2)
@@ -21,13 +20,29 @@ var<storage, read_write> y: array<f32>;
 @group(0) @binding(4)
 var<uniform> params: LinearParams;
 
-// Rows whose sums are stored in a loop, and rows whose stores are written out: one of them is none.
-const LOOPED: u32 = ROWS * STORE_IN_LOOPS;
-const WRITTEN_OUT: u32 = ROWS - LOOPED;
+// Columns of a row, four at a time.
+const FOURS: u32 = COLUMNS / 4u;
 
-// Sums that are stored in a loop. (A private array that a loop's variable indexes compiles for as long as stores that
-// are written out.)
-var<workgroup> staged: array<f32, 1u + LOOPED * COLUMNS * LANES>;
+// Sums, on their way out: a loop goes over them, since stores that are written out compile for long. (And a private array
+// that a loop's variable indexes becomes a tree of branches.) A lane reads only what it wrote itself: no barrier.
+var<workgroup> staged: array<vec4<f32>, ROWS * FOURS * LANES>;
+
+// The sums of one column with what LANES channels add to them. (A function, since compilers take long over long ones.)
+fn add_channels(
+    x_fours: ptr<function, array<vec4<f32>, ROWS * LANES / 4u>>,
+    weights: array<f32, LANES>,
+    sums: array<f32, ROWS>,
+) -> array<f32, ROWS> {
+    var added = sums;
+    // @unroll
+    for (var i = 0u; i < LANES; i++) {
+        // @unroll
+        for (var r = 0u; r < ROWS; r++) {
+            added[r] = fma((*x_fours)[(r * LANES + i) / 4u][i % 4u], weights[i], added[r]);
+        }
+    }
+    return added;
+}
 
 @compute @workgroup_size(LANES)
 fn linear_lanes(
@@ -56,62 +71,48 @@ fn linear_lanes(
             + min(first_column + c, params.d_out - 1u) * params.weight_out_stride;
     }
 
-    var sum = array<f32, ROWS * COLUMNS>();
-    for (var i = 0u; i < params.d_in; i++) {
-        let x_channel = i * params.x_channel_stride;
-        let weight_channel = i * params.weight_in_stride;
-        var x_i = array<f32, ROWS>();
+    var sum = array<array<f32, ROWS>, COLUMNS>();
+    for (var first = 0u; first < params.d_in; first += LANES) {
+        // Channels past the end are 0, those of x and those of the weights.
+        var x_fours = array<vec4<f32>, ROWS * LANES / 4u>();
         // @unroll
         for (var r = 0u; r < ROWS; r++) {
-            x_i[r] = x[x_row[r] + x_channel];
+            // @unroll
+            for (var f = 0u; f < LANES / 4u; f++) {
+                x_fours[r * LANES / 4u + f] = x_four(x_row[r], first + f * 4u);
+            }
         }
         // @unroll
         for (var c = 0u; c < COLUMNS; c++) {
-            let weight_i = weight[weight_row[c] + weight_channel];
-            // @unroll
-            for (var r = 0u; r < ROWS; r++) {
-                sum[r * COLUMNS + c] = fma(x_i[r], weight_i, sum[r * COLUMNS + c]);
-            }
+            sum[c] = add_channels(&x_fours, weights_of(weight_row[c], first, lane), sum[c]);
         }
     }
 
-    // Each lane reads what it wrote itself: no barrier.
     // @unroll
-    for (var s = 0u; s < LOOPED * COLUMNS; s++) {
-        staged[s * LANES + lane] = sum[s];
+    for (var r = 0u; r < ROWS; r++) {
+        // @unroll
+        for (var c = 0u; c < COLUMNS; c += 4u) {
+            staged[(r * FOURS + c / 4u) * LANES + lane] = vec4<f32>(
+                sum[c][r],
+                sum[c + 1u][r],
+                sum[c + 2u][r],
+                sum[c + 3u][r],
+            );
+        }
     }
-    for (var r = 0u; r < LOOPED; r++) {
+    for (var r = 0u; r < ROWS; r++) {
         let row = first_row + r * LANES + lane;
         let store = store_row(min(row, params.rows - 1u));
-        for (var c = 0u; c < COLUMNS; c += 2u) {
-            let column = first_column + c;
+        for (var f = 0u; f < FOURS; f++) {
+            let column = first_column + f * 4u;
+            let four = staged[(r * FOURS + f) * LANES + lane];
             if (row < params.rows && column < params.d_out) {
                 let second = column + 1u < params.d_out;
-                let at = (r * COLUMNS + c) * LANES + lane;
-                let sums = vec2<f32>(staged[at], staged[at + LANES]);
-                store_pair(store, column, sums + bias_pair(column, second), second);
+                store_pair(store, column, four.xy + bias_pair(column, second), second);
             }
-        }
-    }
-
-    var store = array<StoreRow, ROWS>();
-    // @unroll
-    for (var r = 0u; r < WRITTEN_OUT; r++) {
-        store[r] = store_row(min(first_row + r * LANES + lane, params.rows - 1u));
-    }
-    // @unroll
-    for (var c = 0u; c < COLUMNS - COLUMNS * STORE_IN_LOOPS; c += 2u) {
-        let column = first_column + c;
-        if (column < params.d_out) {
-            let both = column + 1u < params.d_out;
-            let bias_c = bias_pair(column, both);
-            // @unroll
-            for (var r = 0u; r < WRITTEN_OUT; r++) {
-                let row = first_row + r * LANES + lane;
-                if (row < params.rows) {
-                    let sums = vec2<f32>(sum[r * COLUMNS + c], sum[r * COLUMNS + c + 1u]);
-                    store_pair(store[r], column, sums + bias_c, both);
-                }
+            if (row < params.rows && column + 2u < params.d_out) {
+                let fourth = column + 3u < params.d_out;
+                store_pair(store, column + 2u, four.zw + bias_pair(column + 2u, fourth), fourth);
             }
         }
     }

@@ -7,10 +7,11 @@ pub use cache::{CacheArguments, CacheColumns};
 use crate::element::ElementType;
 use crate::gpu::{Argument, Call, Capabilities, Gpu, Pipeline, Timestamps};
 use crate::kernels::{
-    Configuration, FEW_LANES, Form, Fragment, Kernel, LinearParams, Operation, STORE_ROWS,
+    Configuration, FEW_LANES, Form, Fragment, Kernel, LINEAR_LANES, LinearParams, Operation,
+    STORE_ROWS, X_ANY, X_FOURS,
 };
-use crate::operands::{argument, check_operands, expect_contiguous_last, first};
-use crate::plan::{Plan, check_plan, choose_kernel, fold, size, suited};
+use crate::operands::{argument, begins_on_fours, check_operands, expect_contiguous_last, first};
+use crate::plan::{Plan, check_plan, choose_kernel, fold, lanes_of, size, suited};
 use crate::tensor::{Tensor, TensorView};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -67,7 +68,7 @@ impl LinearProblem {
             Form::Lanes => FEW_LANES[0],
             Form::Tiled => FEW_LANES[1],
         };
-        let (configuration, why) = configure(kernel, rows, lanes, store);
+        let (configuration, why) = self.configure(kernel, rows, lanes, store, capabilities);
         capabilities.can_bind(kernel, &configuration)?;
         capabilities.can_loop(kernel, &configuration, self.d_in as u64, 0)?;
         let (tile_m, tile_n) = tile(kernel, &configuration);
@@ -118,32 +119,63 @@ impl LinearProblem {
     }
 }
 
-/// The configuration for that many rows, and why. They are listed from the smallest tile to the largest.
-fn configure(kernel: &Kernel, rows: u64, lanes: u32, store: &Fragment) -> (Configuration, String) {
-    let mut configurations = (kernel.configurations)();
-    let few = kernel.operation == Operation::LinearFew;
-    configurations.retain(|configuration| {
-        configuration.rules.contains(store) && (!few || configuration.get("LANES") == lanes)
-    });
-    let tile_m = |configuration: &Configuration| tile(kernel, configuration).0;
-    let chosen = if few {
-        // The smallest that holds all rows.
-        let holds = |configuration: &&Configuration| tile_m(configuration) >= rows;
-        let chosen = configurations.iter().find(holds);
-        chosen.or(configurations.last())
-    } else {
-        // Small tiles where a large one would be less than half full.
-        let fits = |configuration: &&Configuration| tile_m(configuration) <= 2 * rows;
-        let chosen = configurations.iter().rev().find(fits);
-        chosen.or(configurations.first())
-    };
-    let configuration = chosen.cloned().unwrap_or(Configuration {
-        consts: Vec::new(),
-        rules: Vec::new(),
-    });
-    let (tile_m, tile_n) = tile(kernel, &configuration);
-    let why = format!("{rows} rows in tiles of {tile_m} x {tile_n}");
-    (configuration, why)
+impl LinearProblem {
+    /// The configuration for that many rows, and why. They are listed from the smallest tile to the largest.
+    fn configure(
+        &self,
+        kernel: &Kernel,
+        rows: u64,
+        few_lanes: u32,
+        store: &Fragment,
+        capabilities: &Capabilities,
+    ) -> (Configuration, String) {
+        let mut configurations = (kernel.configurations)();
+        let few = kernel.operation == Operation::LinearFew;
+        let (lanes, weights) = lanes_of(capabilities, &LINEAR_LANES);
+        let x = match self.d_in.is_multiple_of(4) {
+            true => &X_FOURS,
+            false => &X_ANY,
+        };
+        configurations.retain(|configuration| {
+            let suits = match kernel.form {
+                _ if few => configuration.get("LANES") == few_lanes,
+                Form::Tiled => true,
+                Form::Lanes => {
+                    configuration.rules.contains(weights)
+                        && configuration.rules.contains(x)
+                        && configuration.get("LANES") == lanes
+                }
+            };
+            suits && configuration.rules.contains(store)
+        });
+        let tile_m = |configuration: &Configuration| tile(kernel, configuration).0;
+        let chosen = if few {
+            // The smallest that holds all rows.
+            let holds = |configuration: &&Configuration| tile_m(configuration) >= rows;
+            let chosen = configurations.iter().find(holds);
+            chosen.or(configurations.last())
+        } else {
+            // Small tiles where a large one would be less than half full.
+            let fits = |configuration: &&Configuration| tile_m(configuration) <= 2 * rows;
+            let chosen = configurations.iter().rev().find(fits);
+            chosen.or(configurations.first())
+        };
+        let configuration = chosen.cloned().unwrap_or(Configuration {
+            consts: Vec::new(),
+            rules: Vec::new(),
+        });
+        let (tile_m, tile_n) = tile(kernel, &configuration);
+        let why = format!("{rows} rows in tiles of {tile_m} x {tile_n}");
+        (configuration, why)
+    }
+}
+
+/// The same configuration of a kernel in the lanes form for an x whose rows lie anywhere; `None` where it takes them already,
+/// or is another kernel's.
+fn unaligned(configuration: &Configuration) -> Option<Configuration> {
+    let mut any = configuration.clone();
+    *any.rules.iter_mut().find(|rule| **rule == X_FOURS)? = X_ANY.clone();
+    Some(any)
 }
 
 /// Rows and columns of y that one workgroup computes.
@@ -321,6 +353,14 @@ impl Linear {
             bound("bias", bias)?,
             bound("y", Some(y))?,
         ];
+        // Most callers' rows begin where four channels can be read at once; a pipeline for the others is made when they come.
+        let narrow = unaligned(&self.plan.configuration).filter(|_| {
+            !d_in.is_multiple_of(4) || x.stride(2) != 1 || !begins_on_fours(x, x_at, 0..2)
+        });
+        let pipeline = match &narrow {
+            Some(configuration) => &self.gpu.pipeline(self.plan.kernel, configuration)?,
+            None => &self.pipeline,
+        };
         let (_, tile_n) = tile(self.plan.kernel, &self.plan.configuration);
         let params = LinearParams {
             rows: (batch * tokens) as u32,
@@ -353,7 +393,7 @@ impl Linear {
         arguments.extend(cache.iter().flat_map(|(_, bound)| bound.iter().copied()));
         self.gpu.record(
             encoder,
-            &self.pipeline,
+            pipeline,
             Call {
                 label,
                 arguments: &arguments,

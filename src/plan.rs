@@ -5,7 +5,7 @@
 //! ([`Linear`](crate::Linear), [`Attention`](crate::Attention)).
 
 use crate::gpu::Capabilities;
-use crate::kernels::{Configuration, Form, KERNELS, Kernel, Operation};
+use crate::kernels::{Configuration, Form, Fragment, KERNELS, Kernel, Operation};
 use crate::{Error, Result};
 use std::fmt;
 
@@ -78,6 +78,20 @@ pub(crate) fn suited(capabilities: &Capabilities) -> Form {
         wgpu::DeviceType::Cpu => Form::Lanes,
         _ => Form::Tiled,
     }
+}
+
+/// Lanes of a workgroup of the lanes form, and the fragment that loads what all of them need: by broadcasts where subgroups have
+/// a size that is known in advance and that the kernel is compiled for, otherwise the first of the list.
+pub(crate) fn lanes_of(
+    capabilities: &Capabilities,
+    list: &[(Option<u32>, u32, &'static Fragment)],
+) -> (u32, &'static Fragment) {
+    let known = capabilities.known_subgroup();
+    let by_subgroup = list
+        .iter()
+        .find(|(size, ..)| size.is_some() && *size == known);
+    let (_, lanes, fragment) = by_subgroup.unwrap_or(&list[0]);
+    (*lanes, fragment)
 }
 
 /// The kernel for an operation: the form that suits the adapter, or the one asked for.

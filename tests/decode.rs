@@ -100,7 +100,7 @@ fn every_configuration(form: Form) {
         let names: Vec<&str> = configuration.rules.iter().map(|rule| &*rule.name).collect();
         names[..2] == ["rules/attend_all", "rules/plain_scores"]
     };
-    let wanted = configurations(Operation::Decode, plain);
+    let wanted = configurations(&gpu, Operation::Decode, plain);
     let wanted = wanted.iter().filter(|subject| subject.kernel.form == form);
     for (number, subject) in wanted.enumerate() {
         let configuration = subject.configuration.as_ref().unwrap();
@@ -155,7 +155,7 @@ fn every_configuration_of_the_tiled_form_matches_the_reference() {
 #[test]
 fn a_large_model_decodes_right_at_lengths_around_powers_of_two() {
     for_each_decode(20, |gpu, subject, failures| {
-        if !subject.is_planned(gpu) || !subject.takes(&decode(32, 8, 1, 512, 128)) {
+        if !subject.is_planned(gpu) || !subject.takes(gpu, &decode(32, 8, 1, 512, 128)) {
             return;
         }
         for around in [512, 1024, 2048, 4096] {

@@ -15,7 +15,7 @@ mod support;
 use support::check::*;
 use support::{Random, run};
 use wgpu_attention::Alignment::{BottomRight, TopLeft};
-use wgpu_attention::kernels::{Form, Operation, STORE_ROWS};
+use wgpu_attention::kernels::{FOURS_ANY, Form, Operation, STORE_ROWS};
 use wgpu_attention::{
     Alignment, AttentionArguments, AttentionProblem, AttentionRules, ElementType, Gpu,
     LinearArguments, LinearProblem, TensorView, reference,
@@ -54,12 +54,12 @@ fn check_cases(cases: impl IntoIterator<Item = AttentionCase>, least: usize) {
         let prepared = case.prepare();
         for subject in attention_kernels() {
             let result = prepared.check(&gpu, &subject);
-            let result = if subject.takes(&prepared.data.problem) {
+            let result = if subject.takes(&gpu, &prepared.data.problem) {
                 result
             } else {
                 // Refused by name and limit, and never computed wrong.
                 let refusal = result.err().unwrap_or_default();
-                let (name, largest) = (subject.kernel.name, subject.largest_head());
+                let (name, largest) = (subject.kernel.name, subject.largest_head(&gpu));
                 let words = format!("the largest head of {name} allows {largest}");
                 if refusal.contains(&words) {
                     Ok(())
@@ -113,7 +113,7 @@ fn means(problem: AttentionProblem) -> AttentionData {
 fn every_configuration(form: Form, rules: [&str; 2]) {
     let Some(gpu) = gpu() else { return };
     let mut failures = Failures::default();
-    let wanted = configurations(Operation::Attention, |configuration| {
+    let wanted = configurations(&gpu, Operation::Attention, |configuration| {
         let names: Vec<&str> = configuration.rules.iter().map(|rule| &*rule.name).collect();
         names[..2] == rules
     });
@@ -130,13 +130,18 @@ fn every_configuration(form: Form, rules: [&str; 2]) {
                 [configuration.get(name) as usize]
         };
         let kv_type = element_type("KV_TYPE");
-        let q_type = match form {
-            Form::Lanes => element_type("Q_TYPE"),
-            Form::Tiled => kv_type,
+        // Any type of q goes with any of k and v.
+        let q_type = match number % 2 {
+            0 => kv_type,
+            _ => ElementType::F32,
         };
         let paged = configuration.rules.iter().any(|r| r.name == "rules/pages");
-        let plain = (q_type, kv_type) == (ElementType::F32, ElementType::F32) && !paged;
-        if !plain && size != 16 {
+        let any = configuration.rules.contains(&FOURS_ANY);
+        // Not planned where subgroups have a known size.
+        let uniform = form == Form::Lanes
+            && configuration.subgroup_size().is_none()
+            && gpu.capabilities().known_subgroup() == Some(8);
+        if (kv_type != ElementType::F32 || paged || any || uniform) && size != 16 {
             continue;
         }
         // The size itself, and the smallest that is rounded up to it.
@@ -253,9 +258,9 @@ fn lengths_around_every_tile_edge_match_the_reference() {
             let prepared = case.prepare();
             let masked = case.hide != Hide::NoMask;
             // Every block of queries, whatever the planner would choose.
-            for subject in configurations(Operation::Attention, |configuration| {
+            for subject in configurations(&gpu, Operation::Attention, |configuration| {
                 let rules = if masked { MASKED } else { PLAIN };
-                let f32 = configuration.get("Q_TYPE") + configuration.get("KV_TYPE") == 0;
+                let f32 = configuration.get("KV_TYPE") == 0;
                 let size = configuration.get("HEAD_DIM") + configuration.get("VALUE_DIM");
                 f32 && [8, 16].contains(&size)
                     && configuration
@@ -1091,7 +1096,7 @@ fn projections_around_every_tile_edge_match_the_reference() {
     let Some(gpu) = gpu() else { return };
     let mut failures = Failures::default();
     // (Those that store into a cache have a test file of their own.)
-    let subjects = configurations(Operation::Linear, |configuration| {
+    let subjects = configurations(&gpu, Operation::Linear, |configuration| {
         configuration.rules.contains(&STORE_ROWS)
     });
     let mut number = 0;

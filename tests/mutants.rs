@@ -53,6 +53,11 @@ const DROWS: &str = "decode_rows";
 const DTILED: &str = "decode_tiled";
 const SHARE: &str = "shared/share";
 const PAGES: &str = "rules/pages";
+const ONLINE: &str = "shared/online";
+const FOURS_ANY: &str = "shared/fours_any";
+const X_ANY: &str = "shared/x_any";
+const SPREAD: &str = "shared/spread_subgroup";
+const SPREAD_WEIGHTS: &str = "shared/weights_subgroup";
 
 static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
@@ -79,7 +84,11 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "dropped last key",
         LANES,
-        &[(LANES, "key < seen_to; key++", "key + 1u < seen_to; key++")],
+        &[(
+            LANES,
+            "let others = before + (seen_to - all_to);",
+            "let others = before + max(seen_to - all_to, 1u) - 1u;",
+        )],
     ),
     mutant(
         "padding scored 0",
@@ -93,27 +102,39 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "keys past the end counted",
         LANES,
-        &[
-            (
-                LANES,
-                "key < seen_to; key++",
-                "key < (seen_to + 7u) / 8u * 8u; key++",
-            ),
-            (
-                LANES,
-                "& (key < limit[r])",
-                "& (key >= params.kv_len || key < limit[r])",
-            ),
-        ],
+        &[(LANES, "& (other + j < others)", "")],
+    ),
+    mutant(
+        "keys of the last step counted twice",
+        LANES,
+        &[(LANES, "select(all_keys / KEYS * KEYS,", "select(all_keys,")],
+    ),
+    mutant(
+        "keys that some rows do not see taken for seen",
+        LANES,
+        &[(
+            LANES,
+            "min(key_limit(item, first_query), seen_to)",
+            "min(key_limit(item, first_query) + 2u, seen_to)",
+        )],
+    ),
+    mutant(
+        "broadcasts of one lane",
+        LANES,
+        &[(SPREAD, "subgroupBroadcast(mine, i)", "mine")],
     ),
     mutant(
         "padded channels counted",
         LANES,
         &[
-            (LANES, "select(0.0, q_d, d < params.head_dim)", "q_d"),
             (
                 LANES,
-                "select(0.0, value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE), d < params.head_dim)",
+                "select(0.0, value, channel < params.head_dim)",
+                "value",
+            ),
+            (
+                FOURS_ANY,
+                "select(0.0, value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE), channel < params.head_dim)",
                 "value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE)",
             ),
         ],
@@ -131,9 +152,9 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         "floor of 0 under the maximum",
         LANES,
         &[(
-            LANES,
-            "select(highest[r], score[r], total[r] == 0.0)",
-            "highest[r]",
+            ONLINE,
+            "select(row.highest, score, row.total == 0.0)",
+            "row.highest",
         )],
     ),
     mutant(
@@ -149,9 +170,9 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         "floor of -80 under the maximum",
         LANES,
         &[(
-            LANES,
-            "select(highest[r], score[r], total[r] == 0.0)",
-            "select(highest[r], max(-80.0, score[r]), total[r] == 0.0)",
+            ONLINE,
+            "select(row.highest, score, row.total == 0.0)",
+            "select(row.highest, max(-80.0, score), row.total == 0.0)",
         )],
     ),
     mutant(
@@ -170,11 +191,11 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         "no maximum subtracted",
         LANES,
         &[
-            (LANES, "select(factor, 1.0, rises)", "exp(score[r])"),
+            (ONLINE, "select(factor, 1.0, rises)", "exp(score)"),
             (
-                LANES,
-                "shrink[r] = select(1.0, factor, rises & counts);",
-                "shrink[r] = 1.0;",
+                ONLINE,
+                "let shrink = select(1.0, factor, rises & counts);",
+                "let shrink = 1.0;",
             ),
         ],
     ),
@@ -187,9 +208,9 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         "total not shrunk when the maximum rises",
         LANES,
         &[(
-            LANES,
-            "fma(total[r], shrink[r], weight[r])",
-            "(total[r] + weight[r])",
+            ONLINE,
+            "fma(row.total, shrink, weight)",
+            "(row.total + weight)",
         )],
     ),
     mutant(
@@ -206,8 +227,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "sum[r * HEAD_DIM + d] * shrink[r]",
-            "sum[r * HEAD_DIM + d]",
+            "(*sum)[r * FOURS + first + i] * shrink[r]",
+            "(*sum)[r * FOURS + first + i]",
         )],
     ),
     mutant(
@@ -218,7 +239,11 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "last row not stored",
         LANES,
-        &[(LANES, STORED, "if (row + 1u < item.rows)")],
+        &[(
+            LANES,
+            "if (own_query < item.rows && channel",
+            "if (own_query + 1u < item.rows && channel",
+        )],
     ),
     mutant(
         "row past the end stored",
@@ -228,7 +253,11 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "row past the end stored",
         LANES,
-        &[(LANES, STORED, "if (row < item.rows + 1u)")],
+        &[(
+            LANES,
+            "if (own_query < item.rows && channel",
+            "if (own_query < item.rows + 1u && channel",
+        )],
     ),
     mutant(
         "channel past the end stored",
@@ -242,7 +271,11 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "channel past the end stored",
         LANES,
-        &[(LANES, "d + 1u < params.value_dim", "d < params.value_dim")],
+        &[(
+            LANES,
+            "channel + 1u < params.value_dim",
+            "channel < params.value_dim",
+        )],
     ),
     mutant(
         "causality only by tiles",
@@ -365,8 +398,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "token * params.k_token_stride",
-            "token * params.q_token_stride",
+            "key_row(item, key) * params.k_token_stride",
+            "key_row(item, key) * params.q_token_stride",
         )],
     ),
     mutant(
@@ -383,8 +416,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "token * params.k_token_stride",
-            "token * params.head_dim",
+            "key_row(item, key) * params.k_token_stride",
+            "key_row(item, key) * params.head_dim",
         )],
     ),
     mutant(
@@ -402,26 +435,19 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "hidden values multiplied by 0",
         LANES,
-        &[
-            (
-                LANES,
-                "fma(weight[r], v_d,",
-                "fma(select(0.0, weight[r], visible[r]), v_d,",
-            ),
-            (
-                LANES,
-                "                    visible[r],\n                );",
-                "                    true,\n                );",
-            ),
-        ],
+        &[(
+            LANES,
+            "select(vec4<f32>(), v_fours[j][i], visible[r * KEYS + j])",
+            "v_fours[j][i]",
+        )],
     ),
     mutant(
         "hidden keys raise the maximum",
         LANES,
         &[(
-            LANES,
-            "select(highest[r], select(before, score[r], rises), counts)",
-            "select(before, score[r], rises)",
+            ONLINE,
+            "select(row.highest, select(before, score, rises), counts)",
+            "select(before, score, rises)",
         )],
     ),
     mutant(
@@ -447,8 +473,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "select(sum[r * HEAD_DIM + d] / divisor, 0.0, none)",
-            "(sum[r * HEAD_DIM + d] / divisor)",
+            "select(sum[r * FOURS + d] / divisor, vec4<f32>(), none)",
+            "(sum[r * FOURS + d] / divisor)",
         )],
     ),
     mutant(
@@ -499,7 +525,7 @@ static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "a row's first key ignored",
         LANES,
-        &[(LANES, "& (key >= from_key[r])", "")],
+        &[(LANES, "& (keys[j] >= from_key[r])", "")],
     ),
     mutant(
         "channels of v counted as those of q",
@@ -513,7 +539,11 @@ static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "channels of v counted as those of q",
         LANES,
-        &[(LANES, "params.value_dim - 1u", "params.head_dim - 1u")],
+        &[(
+            FOURS_ANY,
+            "min(channel, params.value_dim - 1u)",
+            "min(channel, params.head_dim - 1u)",
+        )],
     ),
     mutant(
         "the sink counted by every invocation of a row",
@@ -525,8 +555,8 @@ static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "highest[r] = select(0.0, item.sink, sinks);",
-            "highest[r] = 0.0;",
+            "Online(select(0.0, item.sink, sinks),",
+            "Online(0.0,",
         )],
     ),
 ];
@@ -1057,30 +1087,64 @@ static RULE_MUTANTS: &[(&str, &[Edit])] = &[
 ];
 
 /// The same in each kernel's own text.
-static KERNEL_RULE_MUTANTS: &[(&str, &str, &str)] = &[
+static KERNEL_RULE_MUTANTS: &[(&str, &[Edit])] = &[
     // onnx/onnx#7274
     (
         "KV head by modulo",
-        "head / params.group",
-        "head % (params.heads / params.group)",
+        &[
+            (
+                TILED,
+                "head / params.group",
+                "head % (params.heads / params.group)",
+            ),
+            (
+                LANES,
+                "head / params.group",
+                "head % (params.heads / params.group)",
+            ),
+        ],
     ),
     // AI-Hypercomputer/maxtext#4442, microsoft/onnxruntime#24309
     (
         "KV head as if each query head had its own",
-        "head / params.group",
-        "head",
+        &[
+            (TILED, "head / params.group", "head"),
+            (LANES, "head / params.group", "head"),
+        ],
     ),
     (
         "rows past a packed sequence stored",
-        "if (row < item.rows)",
-        "if (row < params.q_len)",
+        &[
+            (TILED, STORED, "if (row < params.q_len)"),
+            (
+                LANES,
+                "if (own_query < item.rows && channel",
+                "if (own_query < params.q_len && channel",
+            ),
+        ],
     ),
     (
         "packed output from the start",
-        "(item.q_start + row) * params.out_token_stride",
-        "row * params.out_token_stride",
+        &[
+            (
+                TILED,
+                "(item.q_start + row) * params.out_token_stride",
+                "row * params.out_token_stride",
+            ),
+            (
+                LANES,
+                "(item.q_start + own_query) * params.out_token_stride",
+                "own_query * params.out_token_stride",
+            ),
+        ],
     ),
-    ("sinks ignored by the kernel", "item.has_sink", "false"),
+    (
+        "sinks ignored by the kernel",
+        &[
+            (TILED, "item.has_sink", "false"),
+            (LANES, "item.has_sink", "false"),
+        ],
+    ),
 ];
 
 const WEIGHTS: &str = "attention_weights";
@@ -1290,7 +1354,11 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "dropped last channel",
         LLANES,
-        &[(LLANES, "i < params.d_in; i++", "i + 1u < params.d_in; i++")],
+        &[(
+            LLANES,
+            "first < params.d_in; first += LANES",
+            "first + LANES <= params.d_in; first += LANES",
+        )],
     ),
     mutant(
         "channels past the end counted",
@@ -1304,11 +1372,19 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "channels past the end counted",
         LLANES,
-        &[(
-            LLANES,
-            "i < params.d_in; i++",
-            "i < (params.d_in + 3u) / 4u * 4u; i++",
-        )],
+        &[
+            (X_ANY, "select(0.0, value, channel < params.d_in)", "value"),
+            (
+                SPREAD_WEIGHTS,
+                "select(0.0, value, first + lane < params.d_in)",
+                "value",
+            ),
+        ],
+    ),
+    mutant(
+        "broadcasts of one lane",
+        LLANES,
+        &[(SPREAD_WEIGHTS, "subgroupBroadcast(mine, i)", "mine")],
     ),
     mutant(
         "last row not stored",
@@ -1324,8 +1400,8 @@ static LINEAR_MUTANTS: &[Mutant] = &[
         LLANES,
         &[(
             LLANES,
-            "if (row < params.rows) {",
-            "if (row + 1u < params.rows) {",
+            "if (row < params.rows && column < params.d_out)",
+            "if (row + 1u < params.rows && column < params.d_out)",
         )],
     ),
     mutant(
@@ -1343,13 +1419,13 @@ static LINEAR_MUTANTS: &[Mutant] = &[
         &[
             (
                 LLANES,
-                "store_row(min(first_row + r * LANES + lane, params.rows - 1u))",
-                "store_row(first_row + r * LANES + lane)",
+                "store_row(min(row, params.rows - 1u))",
+                "store_row(row)",
             ),
             (
                 LLANES,
-                "if (row < params.rows) {",
-                "if (row <= params.rows) {",
+                "if (row < params.rows && column < params.d_out)",
+                "if (row <= params.rows && column < params.d_out)",
             ),
         ],
     ),
@@ -1367,8 +1443,8 @@ static LINEAR_MUTANTS: &[Mutant] = &[
         LLANES,
         &[(
             LLANES,
-            "if (column < params.d_out) {",
-            "if (column + 1u < params.d_out) {",
+            "if (row < params.rows && column < params.d_out)",
+            "if (row < params.rows && column + 1u < params.d_out)",
         )],
     ),
     mutant(
@@ -1385,8 +1461,8 @@ static LINEAR_MUTANTS: &[Mutant] = &[
         LLANES,
         &[(
             LLANES,
-            "let both = column + 1u < params.d_out;",
-            "let both = true;",
+            "let second = column + 1u < params.d_out;",
+            "let second = true;",
         )],
     ),
     mutant(
@@ -1407,7 +1483,11 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "channel stride of x ignored",
         LLANES,
-        &[(LLANES, "i * params.x_channel_stride", "i")],
+        &[(
+            X_ANY,
+            "min(channel, params.d_in - 1u) * params.x_channel_stride",
+            "min(channel, params.d_in - 1u)",
+        )],
     ),
     mutant(
         "channel stride of the weight ignored",
@@ -1417,7 +1497,11 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "channel stride of the weight ignored",
         LLANES,
-        &[(LLANES, "i * params.weight_in_stride", "i")],
+        &[(
+            SPREAD_WEIGHTS,
+            "min(first + lane, params.d_in - 1u) * params.weight_in_stride",
+            "min(first + lane, params.d_in - 1u)",
+        )],
     ),
     mutant(
         "row stride of the weight ignored",
@@ -1626,7 +1710,7 @@ fn broken(name: &str, edits: &[Edit]) -> Subject {
             kernel.source = Box::leak(edited(kernel.source, *edit).into_boxed_str());
         } else if let Some(at) = rules.iter().position(|rule| rule.name == edit.0) {
             rules[at] = fragment(&rules[at]);
-        } else if edit.0.starts_with("rules/") {
+        } else if !kernel.fragments.iter().any(|f| f.name == edit.0) {
             let mut all = (kernel.configurations)().into_iter().flat_map(|c| c.rules);
             let found = all.find(|rule| rule.name == edit.0);
             rules.push(fragment(
@@ -1886,7 +1970,7 @@ fn rejected_by_attention(
     cases: &[PreparedAttention],
     subject: &Subject,
 ) -> Result<bool, String> {
-    for case in cases.iter().filter(|c| subject.takes(&c.data.problem)) {
+    for case in cases.iter().filter(|c| subject.takes(gpu, &c.data.problem)) {
         subject.attention(gpu, &case.data.problem)?;
         if case.check(gpu, subject).is_err() {
             return Ok(true);
@@ -1933,14 +2017,20 @@ fn kernels_as_they_are_pass_the_cases() {
     let mut failures = Failures::default();
     for subject in attention_kernels() {
         let cases = attention_cases();
-        for case in cases.iter().filter(|c| subject.takes(&c.data.problem)) {
+        for case in cases
+            .iter()
+            .filter(|c| subject.takes(&gpu, &c.data.problem))
+        {
             let what = format!("{subject} {:?}", case.data.problem);
             failures.note(what, case.check(&gpu, &subject));
         }
     }
     for subject in attention_kernels() {
         let cases = rule_cases();
-        for case in cases.iter().filter(|c| subject.takes(&c.data.problem)) {
+        for case in cases
+            .iter()
+            .filter(|c| subject.takes(&gpu, &c.data.problem))
+        {
             let what = format!("{subject} {:?}", case.data.problem);
             failures.note(what, case.check(&gpu, &subject));
         }
@@ -2078,9 +2168,10 @@ fn broken_rules_are_rejected() {
     let both = info.backend == wgpu::Backend::Vulkan && info.name.contains("llvmpipe");
     let likely = Cell::new(0);
     for kernel in [TILED, LANES] {
-        let own = KERNEL_RULE_MUTANTS
-            .iter()
-            .map(|(name, from, to)| (*name, vec![(kernel, *from, *to)]));
+        let own = KERNEL_RULE_MUTANTS.iter().map(|(name, edits)| {
+            let edits = edits.iter().filter(|(file, ..)| *file == kernel);
+            (*name, edits.copied().collect())
+        });
         let shared = RULE_MUTANTS.iter().enumerate();
         let shared = shared
             .filter(|(number, _)| both || (number % 2 == 0) == (kernel == TILED))

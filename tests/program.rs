@@ -616,7 +616,7 @@ fn verify_passes_the_golden_cases_in_both_forms() {
                 .any(|case| case["kernel"].as_str().unwrap().contains(kernel))
         };
         for case in cases.iter().filter(|case| case["status"] != "passed") {
-            // The lanes form holds heads of up to 64 channels: of itself the planner takes another for larger ones.
+            // Without broadcasts the lanes form holds heads of up to 64 channels: of itself the planner takes another for larger ones.
             let reason = case["reason"].as_str().unwrap();
             assert!(
                 options == "lanes" && case["status"] == "unsupported",

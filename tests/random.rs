@@ -273,7 +273,7 @@ fn check(gpu: &Gpu, seed: u64) -> Result<(), String> {
     let (shape, tolerance) = (data.out_shape(), data.tolerance());
     let mut checked = 0;
     for mut subject in attention_kernels() {
-        if !subject.takes(&data.problem) {
+        if !subject.takes(gpu, &data.problem) {
             continue;
         }
         if subject.kernel.operation == Operation::Decode {
@@ -310,7 +310,7 @@ fn check_parts(gpu: &Gpu, data: &AttentionData, out: &[f64], lse: &[f64]) -> Res
         return Ok(());
     }
     for subject in kernels(Operation::Attention) {
-        if !subject.takes(&data.problem) {
+        if !subject.takes(gpu, &data.problem) {
             continue;
         }
         let problem = AttentionProblem {
@@ -405,7 +405,7 @@ fn check_split(gpu: &Gpu, data: &AttentionData, out: &[f64], lse: &[f64]) -> Res
     .map_err(words)?;
     let subject = kernels(Operation::Attention)
         .into_iter()
-        .find(|subject| subject.takes(p))
+        .find(|subject| subject.takes(gpu, p))
         .unwrap();
     let mut recorded = Ok(());
     run(gpu, |encoder| {

@@ -11,9 +11,6 @@ var<storage, read_write> v_cache: array<u32>;
 @group(0) @binding(7)
 var<storage, read> tables: array<u32>;
 
-// Whether a store is too long to be written out for every sum: for 256 of them, lavapipe compiles half a minute.
-const STORE_IN_LOOPS: u32 = 1u;
-
 // Where a row's outputs go.
 struct StoreRow {
     y: u32,

@@ -1,8 +1,5 @@
 // Store of a projection: every column goes to y.
 
-// Whether a store is too long to be written out for every sum.
-const STORE_IN_LOOPS: u32 = 0u;
-
 // Where a row's outputs go.
 struct StoreRow {
     at: u32,

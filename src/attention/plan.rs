@@ -3,12 +3,12 @@
 use super::{AttentionProblem, rules};
 use crate::gpu::Capabilities;
 use crate::kernels::{
-    ATTEND_ALL, BIAS, Configuration, DECODE_ROWS, FOURS_ANY, FOURS_F32, FOURS_HALF, Form, Fragment,
-    IN_ORDER, Kernel, MASK, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES, RULE_DATA,
-    SCORE_RULES, compiled,
+    ATTEND_ALL, ATTENTION_LANES, BIAS, Configuration, DECODE_ROWS, FOURS_ANY, FOURS_F32,
+    FOURS_HALF, Form, Fragment, IN_ORDER, Kernel, MASK, NO_BIAS, NO_RULE, Operation, PAGES,
+    PLAIN_SCORES, RULE_DATA, SCORE_RULES, compiled,
 };
 use crate::merge::MergeProblem;
-use crate::plan::{Plan, choose_kernel, fold};
+use crate::plan::{Plan, choose_kernel, fold, lanes_of};
 use crate::{ElementType, Error, Result};
 
 impl AttentionProblem {
@@ -17,8 +17,8 @@ impl AttentionProblem {
     /// # Errors
     ///
     /// [`Error::Parameter`] for sizes of 0, heads that are no multiple of the KV heads, numbers that are not finite,
-    /// an alignment that must be said; [`Error::LimitExceeded`] for values of more than 256 channels (heads of more
-    /// than 64 in the lanes form, of few queries 128, if that is asked for), and for what does not fit the device or 32-bit counting.
+    /// an alignment that must be said; [`Error::LimitExceeded`] for values of more than 256 channels (in the lanes form, if that
+    /// is asked for, heads of more than 256, 64 where the device's subgroups are not known to be of 4 or 8, of few queries 128), and for what does not fit the device or 32-bit counting.
     pub fn plan(&self, capabilities: &Capabilities) -> Result<Plan> {
         self.check()?;
         self.check_rule(capabilities)?;
@@ -33,10 +33,10 @@ impl AttentionProblem {
         }
         let (mut kernel, mut reason) =
             choose_kernel(Operation::Attention, capabilities, self.form)?;
-        let mut fitting = self.configurations(kernel);
+        let mut fitting = self.configurations(kernel, capabilities);
         if fitting.is_empty() {
             let tiled = choose_kernel(Operation::Attention, capabilities, Some(Form::Tiled))?.0;
-            let refusal = self.refusal(kernel);
+            let refusal = self.refusal(kernel, capabilities);
             if self.form.is_some() || tiled.name == kernel.name {
                 return Err(refusal);
             }
@@ -50,19 +50,18 @@ impl AttentionProblem {
                     "tiles, since {} goes up to {available} channels and {what} is {needed}",
                     kernel.name
                 ),
-                _ => format!(
-                    "tiles, since {} is not compiled for these types",
-                    kernel.name
-                ),
+                other => format!("tiles ({other})"),
             };
             kernel = tiled;
-            fitting = self.configurations(kernel);
+            fitting = self.configurations(kernel, capabilities);
         }
         // Large blocks where at least two of them are full.
         let full = |c: &&Configuration| 2 * queries_per_group(kernel, c) <= self.q_len as u64;
         let chosen = fitting.iter().rev().find(full);
         let chosen = chosen.or(fitting.first());
-        let configuration = chosen.cloned().ok_or_else(|| self.refusal(kernel))?;
+        let configuration = chosen
+            .cloned()
+            .ok_or_else(|| self.refusal(kernel, capabilities))?;
         capabilities.can_bind(kernel, &configuration)?;
         let parts = self.parts(kernel, &configuration, capabilities)?;
         let block_q = queries_per_group(kernel, &configuration);
@@ -103,16 +102,16 @@ impl AttentionProblem {
     /// The plan of the kernels for few queries.
     fn plan_decode(&self, capabilities: &Capabilities) -> Result<Plan> {
         let (mut kernel, mut reason) = choose_kernel(Operation::Decode, capabilities, self.form)?;
-        let mut fitting = self.configurations(kernel);
+        let mut fitting = self.configurations(kernel, capabilities);
         if fitting.is_empty() {
-            let refusal = self.refusal(kernel);
+            let refusal = self.refusal(kernel, capabilities);
             let tiled = choose_kernel(Operation::Decode, capabilities, Some(Form::Tiled))?.0;
             if self.form.is_some() || tiled.name == kernel.name {
                 return Err(refusal);
             }
             reason = format!("tiles, since {} does not do it ({refusal})", kernel.name);
             kernel = tiled;
-            fitting = self.configurations(kernel);
+            fitting = self.configurations(kernel, capabilities);
         }
         // Query heads that share a KV head are rows of one workgroup, and so are its queries.
         let group = self.heads / self.kv_heads;
@@ -122,14 +121,16 @@ impl AttentionProblem {
             && kernel.form == DECODE_ROWS.form
             && capabilities.can_run(&DECODE_ROWS).is_ok()
         {
-            let single = self.configurations(&DECODE_ROWS);
+            let single = self.configurations(&DECODE_ROWS, capabilities);
             if !single.is_empty() {
                 (kernel, fitting) = (&DECODE_ROWS, single);
             }
         }
         let holds = |c: &&Configuration| u64::from(c.get("ROWS")) >= rows;
         let chosen = fitting.iter().find(holds).or(fitting.last());
-        let configuration = chosen.cloned().ok_or_else(|| self.refusal(kernel))?;
+        let configuration = chosen
+            .cloned()
+            .ok_or_else(|| self.refusal(kernel, capabilities))?;
         capabilities.can_bind(kernel, &configuration)?;
         let workgroups = self
             .row_tiles(kernel, &configuration)
@@ -383,9 +384,9 @@ impl AttentionProblem {
     }
 
     /// The configurations of a kernel that can compute this, from the smallest block of queries to the largest;
-    /// empty where it has none for these sizes or types.
-    fn configurations(&self, kernel: &Kernel) -> Vec<Configuration> {
-        let all = (kernel.configurations)();
+    /// empty where it has none for these sizes.
+    fn configurations(&self, kernel: &Kernel, capabilities: &Capabilities) -> Vec<Configuration> {
+        let all = variant(kernel, capabilities);
         let number = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
         let (head_dim, value_dim) = (number(self.head_dim), number(self.value_dim));
         // The smallest compiled size that holds what the kernel holds of it.
@@ -401,16 +402,16 @@ impl AttentionProblem {
         let Some(size) = compiled(&sizes(name), size) else {
             return Vec::new();
         };
-        let q_type = self.q_type.float_number();
         let kv_type = self.kv_type.float_number();
-        let compiles_q = |c: &Configuration| c.consts.iter().any(|(name, _)| *name == "Q_TYPE");
         let mut rules = self.rule_fragments();
         rules.extend(self.fours(kernel).cloned());
+        if spreads(kernel) {
+            rules.push(lanes_of(capabilities, &ATTENTION_LANES).1.clone());
+        }
         let mut fitting: Vec<Configuration> = Vec::new();
         for configuration in all {
-            let fits = configuration.get(name) == size
-                && Some(configuration.get("KV_TYPE")) == kv_type
-                && (!compiles_q(&configuration) || Some(configuration.get("Q_TYPE")) == q_type);
+            let fits =
+                configuration.get(name) == size && Some(configuration.get("KV_TYPE")) == kv_type;
             // Configurations come in every set of rules: any one of them stands for the rules of this problem.
             if fits && !fitting.iter().any(|c| c.consts == configuration.consts) {
                 fitting.push(Configuration {
@@ -422,45 +423,52 @@ impl AttentionProblem {
         fitting
     }
 
-    /// How decode_lanes and decode_rows read k and v: four channels in one load where heads are multiples of four channels. (Where rows
+    /// How kernels of the lanes form read k and v: four channels in one load where heads are multiples of four channels. (Where rows
     /// of a call's operands do not begin there, [`unaligned`] takes its place.)
     fn fours(&self, kernel: &Kernel) -> Option<&'static Fragment> {
         let whole = self.head_dim.is_multiple_of(4) && self.value_dim.is_multiple_of(4);
-        (kernel.operation == Operation::Decode && kernel.form == Form::Lanes).then_some(
-            match (whole, self.kv_type) {
-                (false, _) => &FOURS_ANY,
-                (true, ElementType::F32) => &FOURS_F32,
-                (true, _) => &FOURS_HALF,
-            },
-        )
+        (kernel.form == Form::Lanes).then_some(match (whole, self.kv_type) {
+            (false, _) => &FOURS_ANY,
+            (true, ElementType::F32) => &FOURS_F32,
+            (true, _) => &FOURS_HALF,
+        })
     }
 
-    /// Why a kernel has no configuration for this problem.
-    fn refusal(&self, kernel: &Kernel) -> Error {
+    /// Why a kernel has no configuration for this problem: the head is too large.
+    fn refusal(&self, kernel: &Kernel, capabilities: &Capabilities) -> Error {
         let name = match kernel.form {
             Form::Tiled => "VALUE_DIM",
             Form::Lanes => "HEAD_DIM",
         };
-        let sizes = (kernel.configurations)();
+        let sizes = variant(kernel, capabilities);
         let largest = sizes.iter().map(|c| c.get(name)).max().unwrap_or(0);
         let (what, needed) = match kernel.form {
             Form::Lanes if self.head_dim >= self.value_dim => ("head_dim", self.head_dim),
             _ => ("value_dim", self.value_dim),
         };
-        if needed as u64 > u64::from(largest) {
-            return Error::LimitExceeded {
-                what: what.into(),
-                limit: format!("the largest head of {}", kernel.name),
-                needed: needed as u64,
-                available: u64::from(largest),
-                unit: "channels",
-            };
-        }
-        Error::Unsupported {
-            what: format!("q in {} beside k and v in {}", self.q_type, self.kv_type),
-            reason: format!("{} is not compiled for it; the tiled form is", kernel.name),
+        Error::LimitExceeded {
+            what: what.into(),
+            limit: format!("the largest head of {}", kernel.name),
+            needed: needed as u64,
+            available: u64::from(largest),
+            unit: "channels",
         }
     }
+}
+
+/// Whether a kernel has what all its lanes need handed round in one of several ways.
+fn spreads(kernel: &Kernel) -> bool {
+    kernel.operation == Operation::Attention && kernel.form == Form::Lanes
+}
+
+/// The configurations of a kernel that suit the subgroups of a device.
+fn variant(kernel: &Kernel, capabilities: &Capabilities) -> Vec<Configuration> {
+    let mut all = (kernel.configurations)();
+    if spreads(kernel) {
+        let (lanes, spread) = lanes_of(capabilities, &ATTENTION_LANES);
+        all.retain(|c| c.get("LANES") == lanes && c.rules.contains(spread));
+    }
+    all
 }
 
 /// Queries up to which the kernels for few queries are taken.
@@ -477,7 +485,7 @@ const FEWEST_KEYS_TILED: u64 = 256;
 /// Parts in which keys are split at most for the sake of speed.
 const MOST_SPLITS: u64 = 64;
 
-/// The same configuration of decode_lanes or decode_rows for operands whose rows begin anywhere; `None` where it takes them already, or
+/// The same configuration of a kernel in the lanes form for operands whose rows begin anywhere; `None` where it takes them already, or
 /// is another kernel's.
 pub(super) fn unaligned(configuration: &Configuration) -> Option<Configuration> {
     let mut any = configuration.clone();

@@ -61,7 +61,7 @@ impl LimitProfile {
 
 /// What this crate asks a device for, of what the adapter has. Nothing here is needed to compute.
 pub(super) fn wanted_features(adapter: wgpu::Features) -> wgpu::Features {
-    adapter & wgpu::Features::TIMESTAMP_QUERY
+    adapter & (wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::SUBGROUP)
 }
 
 /// What planning needs to know of a device. Plain data: a plan can be made for a device that is not there.
@@ -85,6 +85,8 @@ pub struct Capabilities {
     pub storage_alignment: u64,
     /// Smallest and largest subgroup of the adapter, in invocations.
     pub subgroup_sizes: (u32, u32),
+    /// Whether kernels may use subgroup operations.
+    pub subgroups: bool,
     /// Iterations that all loops of one invocation may make together. Mesa's llvmpipe and lavapipe end every loop
     /// after 65535 (`LP_MAX_TGSI_LOOP_ITERATIONS`), without a word: what is computed by then is taken for the result.
     pub max_loop_iterations: u64,
@@ -105,6 +107,7 @@ impl Capabilities {
             max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
             storage_alignment: u64::from(limits.min_storage_buffer_offset_alignment.max(4)),
             subgroup_sizes: (info.subgroup_min_size, info.subgroup_max_size),
+            subgroups: features.contains(wgpu::Features::SUBGROUP),
             max_loop_iterations: if info.name.contains("llvmpipe") {
                 65_535
             } else {
@@ -127,9 +130,22 @@ impl Capabilities {
             max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
             storage_alignment: u64::from(limits.min_storage_buffer_offset_alignment),
             subgroup_sizes: (4, 128),
+            subgroups: false,
             max_loop_iterations: u64::MAX,
             timestamps: false,
         }
+    }
+
+    /// Whether the device has the subgroups that a configuration is written for.
+    pub fn has_subgroups_of(&self, configuration: &Configuration) -> bool {
+        let size = configuration.subgroup_size();
+        size.is_none_or(|size| self.known_subgroup() == Some(size))
+    }
+
+    /// Invocations of every subgroup, where that is known in advance and kernels may use subgroup operations.
+    pub fn known_subgroup(&self) -> Option<u32> {
+        let (smallest, largest) = self.subgroup_sizes;
+        (self.subgroups && smallest == largest).then_some(largest)
     }
 
     /// Whether the device can bind all that a configuration of a kernel binds.

@@ -167,6 +167,15 @@ impl Gpu {
         kernel: &'static Kernel,
         configuration: &Configuration,
     ) -> Result<Arc<Pipeline>> {
+        if !self.capabilities().has_subgroups_of(configuration) {
+            let size = configuration.subgroup_size().unwrap_or(0);
+            return Err(Error::Unsupported {
+                what: format!("{} [{configuration}]", kernel.name),
+                reason: format!(
+                    "it is written for subgroups of {size}, and this device does not promise them; leave the configuration to the planner"
+                ),
+            });
+        }
         let source = kernel
             .assemble(configuration)
             .map_err(|error| Error::Shader {

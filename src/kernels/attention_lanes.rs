@@ -6,7 +6,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     name: "attention_lanes",
     operation: Operation::Attention,
     form: Form::Lanes,
-    summary: "one-pass attention, a query row per SIMD lane, keys and values read by all lanes at once",
+    summary: "one-pass attention, a query row per SIMD lane, keys and values loaded once for all lanes",
     source: include_str!("../../shaders/attention_lanes.wgsl"),
     fragments: &[
         &GRID,
@@ -17,6 +17,7 @@ pub(super) static KERNEL: Kernel = Kernel {
         &STORE,
         &STORE_LSE,
         &PAIR,
+        &ONLINE,
     ],
     bindings: &[
         read(0, "q"),
@@ -32,38 +33,76 @@ pub(super) static KERNEL: Kernel = Kernel {
     ],
     params: AttentionParams::LAYOUT,
     configurations,
-    workgroup_bytes: |_| 0,
+    workgroup_bytes: |configuration| {
+        let sizes = ["ROWS", "HEAD_DIM", "LANES"].map(|name| u64::from(configuration.get(name)));
+        4 * sizes.iter().product::<u64>()
+    },
     invocations: |configuration| configuration.get("LANES"),
-    loop_iterations: |_, keys, _| keys + 1,
+    loop_iterations: |configuration, keys, _| {
+        let fours = u64::from(configuration.get("ROWS") * configuration.get("HEAD_DIM") / 4);
+        // Steps of two keys in two loops, q, and the output.
+        (keys / 2 + 4).saturating_add(2 * (fours + 1))
+    },
     needs_cleared_memory: false,
 };
 
-/// Head sizes that it is compiled for.
-///
-/// Heads of more than 64 channels are left to the tiled form for the sake of the first call: written out, they
-/// compile for 4 to 19 s on lavapipe. Once compiled they are no faster than tiles at 96 channels, but about twice
-/// as fast at 128 (docs/performance.md).
-pub(crate) const HEAD_DIMS: [u32; 4] = [8, 16, 32, 64];
+/// Head sizes that it is compiled for, and the rows a lane. Written out, a row of 64 channels is long: with 256 channels of all rows
+/// together it compiles for about a second on lavapipe, and more do not fit the cache of a core.
+const HEAD_DIMS: [(u32, &[u32]); 7] = [
+    (8, &[1, 4]),
+    (16, &[1, 4]),
+    (32, &[1, 4]),
+    (64, &[1, 4]),
+    (96, &[1, 2]),
+    (128, &[1, 2]),
+    (256, &[1]),
+];
 
-/// Lanes are 8 wide on the adapters this is for. One row a lane compiles in a fraction of the time and suits
-/// few queries; four rows share each key that is read.
+/// Larger heads are left to the tiled form where every lane loads everything itself: they compile for 6 s and more there.
+const LARGEST_UNIFORM: u32 = 64;
+
+/// Lanes of an adapter with subgroups of a known size, by that size; otherwise of any adapter.
+pub(crate) const LANES: [(Option<u32>, u32, &Fragment); 3] = [
+    (None, 8, &SPREAD_UNIFORM),
+    (Some(8), 8, &SPREAD_SUBGROUP),
+    (Some(4), 4, &SPREAD_SUBGROUP),
+];
+
+/// One row a lane compiles in a fraction of the time and suits few queries; several share each key that is read. Rules do not
+/// depend on sizes: all sizes come with the plainest, two of them with the others.
 fn configurations() -> Vec<Configuration> {
     let mut all = Vec::new();
-    for rules in rule_sets() {
-        for head_dim in HEAD_DIMS {
-            // q in f32 beside smaller k and v is a cache; smaller q beside others is left to the tiled form.
-            for (q_type, kv_type) in [(0, 0), (1, 1), (2, 2), (0, 1), (0, 2)] {
-                for rows in [1, 4] {
-                    all.push(Configuration {
-                        consts: vec![
-                            ("HEAD_DIM", head_dim),
-                            ("Q_TYPE", q_type),
-                            ("KV_TYPE", kv_type),
-                            ("ROWS", rows),
-                            ("LANES", 8),
-                        ],
-                        rules: rules.clone(),
-                    });
+    for (number, rules) in rule_sets().into_iter().enumerate() {
+        for (head_dim, row_counts) in HEAD_DIMS {
+            if number > 0 && ![16, 64].contains(&head_dim) {
+                continue;
+            }
+            for (kv_type, fours) in [
+                (0, &FOURS_F32),
+                (1, &FOURS_HALF),
+                (2, &FOURS_HALF),
+                (0, &FOURS_ANY),
+                (1, &FOURS_ANY),
+                (2, &FOURS_ANY),
+            ] {
+                for (subgroup, lanes, spread) in LANES {
+                    if subgroup.is_none() && head_dim > LARGEST_UNIFORM {
+                        continue;
+                    }
+                    for rows in row_counts {
+                        let mut rules = rules.clone();
+                        rules.extend([fours.clone(), spread.clone()]);
+                        all.push(Configuration {
+                            consts: vec![
+                                ("HEAD_DIM", head_dim),
+                                ("KV_TYPE", kv_type),
+                                ("ROWS", *rows),
+                                ("LANES", lanes),
+                                ("SPREAD", lanes.min(head_dim / 4)),
+                            ],
+                            rules,
+                        });
+                    }
                 }
             }
         }

@@ -6,7 +6,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     name: "linear_lanes",
     operation: Operation::Linear,
     form: Form::Lanes,
-    summary: "y = x Wᵀ + b, a row per SIMD lane, weights read by all lanes at once",
+    summary: "y = x Wᵀ + b, a row per SIMD lane, weights loaded once for all lanes",
     source: include_str!("../../shaders/linear_lanes.wgsl"),
     fragments: &[&GRID, &LINEAR_PARAMS, &BIAS_PAIR],
     bindings: &[
@@ -23,30 +23,42 @@ pub(super) static KERNEL: Kernel = Kernel {
     configurations,
     workgroup_bytes: |configuration| {
         let sizes = ["ROWS", "COLUMNS", "LANES"].map(|name| u64::from(configuration.get(name)));
-        4 * (1 + looped(configuration) * sizes.iter().product::<u64>())
+        4 * sizes.iter().product::<u64>()
     },
     invocations: |configuration| configuration.get("LANES"),
     loop_iterations: |configuration, channels, _| {
-        let [rows, columns] = ["ROWS", "COLUMNS"].map(|name| u64::from(configuration.get(name)));
-        let stores = looped(configuration) * rows * (columns / 2 + 2);
-        channels.saturating_add(stores + 2)
+        let [rows, columns, lanes] =
+            ["ROWS", "COLUMNS", "LANES"].map(|name| u64::from(configuration.get(name).max(1)));
+        let stores = rows * (columns / 4 + 2);
+        channels.div_ceil(lanes).saturating_add(stores + 2)
     },
     needs_cleared_memory: false,
 };
 
-/// 1 where sums are stored in a loop: what `STORE_IN_LOOPS` is.
-fn looped(configuration: &Configuration) -> u64 {
-    u64::from(configuration.rules.contains(&STORE_CACHE))
-}
+/// Lanes of an adapter with subgroups of a known size, by that size; otherwise of any adapter.
+pub(crate) const LANES: [(Option<u32>, u32, &Fragment); 3] = [
+    (None, 8, &WEIGHTS_UNIFORM),
+    (Some(8), 8, &WEIGHTS_SUBGROUP),
+    (Some(4), 4, &WEIGHTS_SUBGROUP),
+];
+
+/// Rows and columns of an invocation, the smallest tile first.
+const TILES: [(u32, u32); 3] = [(1, 16), (4, 32), (8, 32)];
 
 fn configurations() -> Vec<Configuration> {
     let mut all = Vec::new();
     for rules in stores() {
-        for rows in [1, 8, 16] {
-            all.push(Configuration {
-                consts: vec![("ROWS", rows), ("COLUMNS", 16), ("LANES", 8)],
-                rules: rules.clone(),
-            });
+        for (_, lanes, weights) in LANES {
+            for x in [&X_FOURS, &X_ANY] {
+                for (rows, columns) in TILES {
+                    let mut rules = rules.clone();
+                    rules.extend([x.clone(), weights.clone()]);
+                    all.push(Configuration {
+                        consts: vec![("ROWS", rows), ("COLUMNS", columns), ("LANES", lanes)],
+                        rules,
+                    });
+                }
+            }
         }
     }
     all

@@ -30,8 +30,10 @@ pub(crate) mod params;
 pub mod reflect;
 
 pub use assemble::AssembleError;
+pub(crate) use attention_lanes::LANES as ATTENTION_LANES;
 pub(crate) use decode_rows::KERNEL as DECODE_ROWS;
 pub(crate) use linear_few::LANES as FEW_LANES;
+pub(crate) use linear_lanes::LANES as LINEAR_LANES;
 pub(crate) use params::{AppendParams, AttentionParams, CopyParams, LinearParams, MergeParams};
 
 use std::borrow::Cow;
@@ -140,6 +142,20 @@ pub static FOURS_F32: Fragment = fragment!("shared/fours_f32");
 pub static FOURS_HALF: Fragment = fragment!("shared/fours_half");
 /// Four channels of k or v in four loads, of any type, wherever they begin.
 pub static FOURS_ANY: Fragment = fragment!("shared/fours_any");
+/// Fours of a row of k or v for all lanes, loaded by all of them.
+pub static SPREAD_UNIFORM: Fragment = fragment!("shared/spread_uniform");
+/// Fours of a row of k or v for all lanes, loaded by one each and broadcast.
+pub static SPREAD_SUBGROUP: Fragment = fragment!("shared/spread_subgroup");
+/// Four channels of x in one load.
+pub static X_FOURS: Fragment = fragment!("shared/x_fours");
+/// Four channels of x in four loads, wherever they lie.
+pub static X_ANY: Fragment = fragment!("shared/x_any");
+/// Weights of a column for all lanes, loaded by all of them.
+pub static WEIGHTS_UNIFORM: Fragment = fragment!("shared/weights_uniform");
+/// Weights of a column for all lanes, loaded by one each and broadcast.
+pub static WEIGHTS_SUBGROUP: Fragment = fragment!("shared/weights_subgroup");
+/// What one more key does to a row.
+pub static ONLINE: Fragment = fragment!("shared/online");
 /// Where a new token goes in a cache.
 pub static CACHE_ROW: Fragment = fragment!("shared/cache_row");
 /// Store of a projection: keys and values into a cache.
@@ -317,6 +333,12 @@ impl Configuration {
             .iter()
             .find(|(key, _)| *key == name)
             .map_or(0, |(_, value)| *value)
+    }
+
+    /// The size of the adapter's subgroups that it is written for; `None`: any, and adapters without subgroup operations too.
+    pub fn subgroup_size(&self) -> Option<u32> {
+        let broadcasts = |rule: &Fragment| [&SPREAD_SUBGROUP, &WEIGHTS_SUBGROUP].contains(&rule);
+        self.rules.iter().any(broadcasts).then(|| self.get("LANES"))
     }
 }
 

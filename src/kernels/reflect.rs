@@ -50,7 +50,8 @@ pub fn validate(source: &str) -> Result<(naga::Module, naga::valid::ModuleInfo),
         naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
     let info = naga::valid::Validator::new(
         naga::valid::ValidationFlags::all(),
-        naga::valid::Capabilities::empty(),
+        // Who needs subgroups says so: Configuration::subgroup_size.
+        naga::valid::Capabilities::SUBGROUP,
     )
     .validate(&module)
     .map_err(|error| error.emit_to_string(source))?;

@@ -90,15 +90,16 @@ pub fn kernels(operation: Operation) -> Vec<Subject> {
     found
 }
 
-/// Every kernel for an operation in each of its configurations that `wanted` picks.
+/// Every kernel for an operation in each of its configurations that the device runs and `wanted` picks.
 pub fn configurations(
+    gpu: &Gpu,
     operation: Operation,
     wanted: impl Fn(&Configuration) -> bool,
 ) -> Vec<Subject> {
     let mut found = Vec::new();
     for subject in kernels(operation) {
         for configuration in (subject.kernel.configurations)() {
-            if wanted(&configuration) {
+            if gpu.capabilities().has_subgroups_of(&configuration) && wanted(&configuration) {
                 found.push(Subject {
                     configuration: Some(configuration),
                     ..subject.clone()
@@ -122,8 +123,8 @@ impl Subject {
     /// Compiled for a problem.
     pub fn attention(&self, gpu: &Gpu, problem: &AttentionProblem) -> Result<Attention, String> {
         // Its twin takes larger heads, so that the planner would not refuse them.
-        if self.kernel.name == "decode_rows" && !self.takes(problem) {
-            let (name, largest) = (self.kernel.name, self.largest_head());
+        if self.kernel.name == "decode_rows" && !self.takes(gpu, problem) {
+            let (name, largest) = (self.kernel.name, self.largest_head(gpu));
             return Err(format!("the largest head of {name} allows {largest}"));
         }
         let problem = AttentionProblem {
@@ -227,18 +228,20 @@ impl Subject {
 }
 
 impl Subject {
-    /// Whether the form is compiled for such a problem: the lanes form goes up to 64 channels (decode_lanes 128), and takes q
-    /// in a smaller type only beside k and v of the same (decoding in any).
-    pub fn takes(&self, problem: &AttentionProblem) -> bool {
-        let types = [ElementType::F32, problem.kv_type].contains(&problem.q_type)
-            || self.kernel.operation == Operation::Decode;
+    /// Whether the form is compiled for such a problem: the lanes form goes up to a size (decode_lanes 128 channels).
+    pub fn takes(&self, gpu: &Gpu, problem: &AttentionProblem) -> bool {
         self.kernel.form == Form::Tiled
-            || problem.head_dim.max(problem.value_dim) <= self.largest_head() && types
+            || problem.head_dim.max(problem.value_dim) <= self.largest_head(gpu)
     }
 
-    /// The channels that a kernel of the lanes form goes up to.
-    pub fn largest_head(&self) -> usize {
-        let all = (self.kernel.configurations)();
+    /// The channels that a kernel of the lanes form goes up to: attention_lanes further where it can broadcast.
+    pub fn largest_head(&self, gpu: &Gpu) -> usize {
+        let capabilities = gpu.capabilities();
+        let size = capabilities
+            .known_subgroup()
+            .filter(|size| [4, 8].contains(size));
+        let mut all = (self.kernel.configurations)();
+        all.retain(|c| self.kernel.name != "attention_lanes" || c.subgroup_size() == size);
         let largest = all.iter().map(|c| c.get("HEAD_DIM")).max();
         largest.unwrap_or(0) as usize
     }
