@@ -109,7 +109,7 @@ pub(crate) struct Program {
 const MOST_HOT: usize = 3;
 
 /// Multiply-adds that make a block worth a look.
-const LEAST_HOT: u32 = 8;
+const LEAST_HOT: u32 = 4;
 
 impl Program {
     /// All blocks together.
@@ -539,8 +539,8 @@ BB3:
             block(16),
             block(9),
             block(64),
-            block(7),
-            block(9),
+            block(3),
+            block(9)
         );
         let hot = |listing: &str| -> Vec<String> {
             read(listing)
@@ -555,7 +555,7 @@ BB3:
             "no loop around BB0; the first of two alike"
         );
         assert_eq!(
-            hot(&format!("BB0:\n{}\ts_branch BB0\n", block(7))),
+            hot(&format!("BB0:\n{}\ts_branch BB0\n", block(3))),
             Vec::<String>::new()
         );
     }

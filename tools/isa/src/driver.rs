@@ -307,7 +307,8 @@ impl Driver {
         }?;
         let wave = executables
             .first()
-            .map_or(0, |executable| executable.subgroup_size);
+            .ok_or(vk::Result::ERROR_UNKNOWN)?
+            .subgroup_size;
         let executable = vk::PipelineExecutableInfoKHR::default().pipeline(made.pipeline);
         // SAFETY: as above.
         let statistics = unsafe {
@@ -316,11 +317,10 @@ impl Driver {
         }?
         .iter()
         .filter(|statistic| statistic.format == vk::PipelineExecutableStatisticFormatKHR::UINT64)
-        // SAFETY: the union holds what `format` says.
         .map(|statistic| {
-            (text(statistic.name_as_c_str()), unsafe {
-                statistic.value.u64
-            })
+            // SAFETY: the union holds what `format` says.
+            let value = unsafe { statistic.value.u64 };
+            (text(statistic.name_as_c_str()), value)
         })
         .collect();
         // SAFETY: as above.

@@ -23,7 +23,7 @@ use wgpu_attention::kernels::{Configuration, Form, KERNELS, Kernel};
 
 /// Compiles kernels with Mesa's RADV for a GPU that need not be there, and prints what came out.
 #[derive(Parser)]
-#[command(name = "isa")]
+#[command(name = "isa", version)]
 struct Arguments {
     /// GPU to compile for: navi21 (RDNA 2), navi31 (RDNA 3), or any other name of Mesa's.
     #[arg(long, value_name = "NAME", default_value = "navi21")]

@@ -28,7 +28,7 @@ pub(crate) struct Figures {
     pub(crate) sgprs: u64,
     pub(crate) spilled_vgprs: u64,
     pub(crate) spilled_sgprs: u64,
-    /// Bytes an invocation.
+    /// Bytes a wave.
     pub(crate) scratch: u64,
     /// Bytes of workgroup memory that the driver sets aside.
     pub(crate) lds: u64,
@@ -420,4 +420,98 @@ fn counts_json(counts: &Counts) -> Value {
         "share": counts.share(),
         "multiply_adds_per_lds": counts.multiply_adds_per_lds(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(configuration: &str, spilled_sgprs: u64, listing: &str) -> Row {
+        Row {
+            kernel: "sample".into(),
+            remark: "",
+            rules: "rows".into(),
+            configuration: configuration.into(),
+            known: None,
+            figures: Figures {
+                wave: 64,
+                vgprs: 24,
+                sgprs: 128,
+                spilled_vgprs: 0,
+                spilled_sgprs,
+                scratch: 0,
+                lds: 512,
+                waves_per_simd: 16,
+                code: 100,
+                program: assembly::read(listing),
+            },
+        }
+    }
+
+    const LOOP: &str = "BB0:\n\ts_nop 0\nBB1:\n\tds_read_b32 v0, v1\n\tv_fmac_f32 v0, v1, v2\n\t(then repeated 11 times)\n\
+                        \tv_mov_b32 v0, 0\n\ts_branch BB1\n";
+
+    #[test]
+    fn what_rows_have_in_common_is_said_once() {
+        let report = Report {
+            gpu: "RDNA 2 (navi21)".into(),
+            made_by: "Mesa 1.2.3.".into(),
+            rows: vec![
+                row("ROWS=1", 0, LOOP),
+                row("ROWS=2", 0, "\tv_mov_b32 v0, 0\n"),
+            ],
+        };
+        assert_eq!(
+            report.markdown(),
+            "\
+## RDNA 2 (navi21)
+
+Mesa 1.2.3.
+
+### sample
+
+Rules rows. Waves of 64 lanes, 128 SGPRs, nothing spilled, no scratch.
+
+| configuration | VGPRs | LDS bytes | waves | code bytes | hot block | multiply-adds | other vector | transcendental | LDS | global | share | per LDS |
+| ------------- | ----: | --------: | ----: | ---------: | --------: | ------------: | -----------: | -------------: | --: | -----: | ----: | ------: |
+| ROWS=1        |    24 |       512 |    16 |        100 |       BB1 |            12 |            1 |              0 |   1 |      0 |  92 % |    12.0 |
+| ROWS=2        |    24 |       512 |    16 |        100 |           |               |              |                |     |        |       |         |
+"
+        );
+    }
+
+    #[test]
+    fn what_differs_is_a_column() {
+        let report = Report {
+            gpu: "a".into(),
+            made_by: "b".into(),
+            rows: vec![row("ROWS=1", 0, LOOP), row("ROWS=2", 7, LOOP)],
+        };
+        let text = report.markdown();
+        assert!(
+            text.contains("Rules rows. Waves of 64 lanes, 128 SGPRs.\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("| ROWS=2        |    24 | 7 SGPRs |"),
+            "{text}"
+        );
+        assert_eq!(report.json()["kernels"][1]["spilled_sgprs"], 7);
+        assert_eq!(
+            report.json()["kernels"][0]["blocks"][1]["multiply_adds"],
+            12
+        );
+    }
+
+    #[test]
+    fn spills_are_said_in_words() {
+        let mut figures = row("", 0, LOOP).figures;
+        assert!(figures.fits() && !figures.spills_sgprs_only());
+        assert_eq!(figures.spills(), "nothing");
+        figures.spilled_sgprs = 3;
+        assert!(!figures.fits() && figures.spills_sgprs_only());
+        figures.scratch = 64;
+        assert!(!figures.fits() && !figures.spills_sgprs_only());
+        assert_eq!(figures.spills(), "3 SGPRs, 64 bytes of scratch");
+    }
 }
