@@ -24,7 +24,7 @@ pub(crate) const KNOWN: &[Known] = &[Known {
     gpus: &["navi21", "navi31"],
     kernel: "decode_tiled",
     constants: &[("ROWS", 8)],
-    reason: "what 8 rows have of their own, strides and limits and flags, is the same for all lanes and fills the SGPRs",
+    reason: "each of 8 rows has lengths, limits, a slope and flags of its own, the same for all lanes: more than the SGPRs hold",
 }];
 
 impl Known {

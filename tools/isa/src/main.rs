@@ -152,8 +152,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             .compile(&shader, &one.name)
             .map_err(|error| format!("{}: {error}", at()))?;
         if arguments.asm {
-            println!("{}", compiled.assembly.trim_end());
-            return Ok(ExitCode::SUCCESS);
+            return show(&format!("{}\n", compiled.assembly.trim_end()));
         }
         let figures = Figures::of(&compiled).map_err(|error| format!("{}: {error}", at()))?;
         if figures.lds < shader.workgroup_bytes {
@@ -172,6 +171,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             known: one.known,
             figures,
         });
+    }
+    if arguments.check && rows.is_empty() && !arguments.matrices {
+        return Err("nothing that could be compiled was chosen, so nothing is checked".into());
     }
     if arguments.check {
         return Ok(check(gpu, &rows, &left_out));
@@ -205,11 +207,21 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         rows,
     };
     if arguments.json {
-        println!("{:#}", report.json());
+        show(&format!("{:#}\n", report.json()))
     } else {
-        print!("{}", report.markdown());
+        show(&report.markdown())
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints. A reader that has seen enough (`head`) is no failure.
+fn show(text: &str) -> Result<ExitCode, String> {
+    use std::io::{ErrorKind, Write};
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(format!("standard output: {error}"))
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
 }
 
 /// What this Mesa calls the GPU. It ends the process where it does not know a name, so another process asks.
