@@ -58,6 +58,9 @@ header() {
 Mesa's driver for AMD's GPUs compiles for any of them without having one, and says what came out. `scripts/isa.sh` writes this
 file; do not edit it. Nothing ran here: the figures say how good the code is, not how fast the memory is.
 
+The kernels are compiled without runtime checks: naga leaves indices unchecked and loops unbounded, which validated kernels need not have.
+wgpu adds such checks unless it is told otherwise, and as long as `src/gpu/pipeline.rs` does not tell it, what runs is what `--checked` shows.
+
 Shown is each kernel's first set of rules in f32 and f16. Every other configuration, runtime checks, the assembly, or a WGSL file of
 your own: `scripts/isa.sh --help`. `scripts/isa.sh --check` fails where a configuration for GPUs spills or needs scratch memory;
 it looks at the first and the last set of rules (the plainest and the fullest) of each kernel in every element type. The exceptions are in
