@@ -9,6 +9,7 @@
 #         lavapipe    GPU tests on Mesa's Vulkan driver
 #         swiftshader GPU tests on SwiftShader's Vulkan driver
 #         gl          GPU tests on OpenGL ES through EGL
+#         isa         what AMD's compiler makes of the kernels: nothing that is for GPUs may spill
 #
 # Missing drivers are installed with apt-get (as root or through sudo). Logs: target/test-logs/.
 # Fails where a check fails, a test is ignored or filtered out, a test target runs no test, or a file in
@@ -39,7 +40,7 @@ ONE_ADAPTER_TESTS=(
     mutants
 )
 
-STAGES=(static free lavapipe swiftshader gl)
+STAGES=(static free lavapipe swiftshader gl isa)
 LOGS=target/test-logs
 MAX_PACKAGED_BYTES=10000000
 
@@ -164,6 +165,8 @@ first_file() {
 
 lavapipe_icd() { first_file /usr/share/vulkan/icd.d/lvp_icd*.json /etc/vulkan/icd.d/lvp_icd*.json; }
 
+radeon_icd() { first_file /usr/share/vulkan/icd.d/radeon_icd*.json /etc/vulkan/icd.d/radeon_icd*.json; }
+
 # SwiftShader comes with Chromium; Ubuntu's package is a snap, and other Chromium builds serve as well.
 swiftshader_icd() {
     first_file ${SWIFTSHADER_ICD:+"$SWIFTSHADER_ICD"} /usr/lib/chromium*/vk_swiftshader_icd.json \
@@ -180,6 +183,10 @@ missing_packages() {
         lavapipe)
             wanted+=(libvulkan1)
             lavapipe_icd >/dev/null || wanted+=(mesa-vulkan-drivers)
+            ;;
+        isa)
+            wanted+=(libvulkan1)
+            radeon_icd >/dev/null || wanted+=(mesa-vulkan-drivers)
             ;;
         swiftshader)
             wanted+=(libvulkan1)
@@ -240,8 +247,9 @@ stage_static() {
     if [[ -n $problems ]]; then
         fail "the lists of tests in scripts/test.sh: $problems"
     fi
-    check fmt cargo fmt --check || true
-    check clippy-all cargo clippy --all-targets --all-features -- -D warnings || true
+    check fmt cargo fmt --all --check || true
+    # The tools too; without features there is the library alone to look at.
+    check clippy-all cargo clippy --workspace --all-targets --all-features -- -D warnings || true
     check clippy-none cargo clippy --all-targets --no-default-features -- -D warnings || true
     check clippy-safetensors cargo clippy --all-targets --no-default-features --features safetensors -- -D warnings || true
     check rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features --lib || true
@@ -291,6 +299,8 @@ stage_free() {
     cargo_test lib 1 --lib
     cargo_test bins 0 --bins
     cargo_test doctest 0 --doc
+    # With the whole workspace, so that cargo takes the same features, and what was built for the others serves.
+    cargo_test isa 1 --workspace --bin isa
     for target in "${GPU_FREE_TESTS[@]}"; do
         cargo_test "free-$target" 1 --test "$target"
     done
@@ -346,6 +356,11 @@ stage_gl() {
     local -x VK_DRIVER_FILES=/none VK_ICD_FILENAMES=/none WGPU_BACKEND=gl WGPU_ADAPTER_NAME=llvmpipe
     local -x WGPU_ATTENTION_DECODE_KERNELS=decode
     gpu_tests gl
+}
+
+# The compiler runs without a GPU, and nothing else does.
+stage_isa() {
+    check isa-registers scripts/isa.sh --check || true
 }
 
 # ---------------------------------------------------------------- all of it
