@@ -335,7 +335,7 @@ vulkan_tests() {
     gpu_tests "$1" "${@:4}"
 }
 
-# The fastest adapter draws the most random problems; the others draw the test's own number.
+# The fastest adapter draws the most random problems.
 stage_lavapipe() {
     local -x WGPU_ATTENTION_CASES=1000
     vulkan_tests lavapipe llvmpipe "$(lavapipe_icd || true)" "${ONE_ADAPTER_TESTS[@]}"
@@ -344,7 +344,7 @@ stage_lavapipe() {
 # The checks of all attention are run on the kernels for few queries by the fastest adapter; the others run tests/decode.rs.
 stage_swiftshader() {
     local icd
-    local -x WGPU_ATTENTION_DECODE_KERNELS=decode
+    local -x WGPU_ATTENTION_DECODE_KERNELS=decode WGPU_ATTENTION_CASES=100
     icd=$(swiftshader_icd || true)
     vulkan_tests swiftshader SwiftShader "$icd"
     local -x VK_DRIVER_FILES=$icd VK_ICD_FILENAMES=$icd WGPU_BACKEND=vulkan WGPU_ADAPTER_NAME=SwiftShader
@@ -354,7 +354,7 @@ stage_swiftshader() {
 
 stage_gl() {
     local -x VK_DRIVER_FILES=/none VK_ICD_FILENAMES=/none WGPU_BACKEND=gl WGPU_ADAPTER_NAME=llvmpipe
-    local -x WGPU_ATTENTION_DECODE_KERNELS=decode
+    local -x WGPU_ATTENTION_DECODE_KERNELS=decode WGPU_ATTENTION_CASES=200
     gpu_tests gl
 }
 

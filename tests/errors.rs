@@ -750,7 +750,7 @@ fn a_shader_that_is_refused_is_an_error_with_its_line() {
     ] {
         // Without what the real file declares, the fragments that use it would be refused first.
         let declared = format!(
-            "{source}\n@group(0) @binding(2)\nvar<storage, read> bias: array<f32>;\n@group(0) @binding(3)\nvar<storage, read_write> y: array<f32>;\n@group(0) @binding(4)\nvar<uniform> params: LinearParams;\n"
+            "{source}\n@group(0) @binding(1)\nvar<storage, read> weight: array<f32>;\n@group(0) @binding(2)\nvar<storage, read> bias: array<f32>;\n@group(0) @binding(3)\nvar<storage, read_write> y: array<f32>;\n@group(0) @binding(4)\nvar<uniform> params: LinearParams;\n"
         );
         let error = with(declared.leak());
         let Error::Shader { kernel, message } = &error else {
