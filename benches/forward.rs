@@ -25,7 +25,7 @@ struct Case {
     name: String,
     /// Useful operations: a multiply-add is two, causal work is counted once.
     flops: u64,
-    encode: Box<dyn Fn(&mut wgpu::CommandEncoder) -> Result<()>>,
+    encode: Box<Encode>,
     first: Duration,
     samples: Vec<Duration>,
 }

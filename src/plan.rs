@@ -239,6 +239,7 @@ pub(crate) fn size(name: &str, value: usize) -> Result<u32> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::kernels::{ATTENTION_LANES, LINEAR_LANES};
 
     #[test]
     fn a_folded_grid_holds_every_group_within_every_axis() {
@@ -312,9 +313,29 @@ mod tests {
     }
 
     #[test]
+    fn lanes_follow_subgroups_of_a_size_that_is_known_in_advance() {
+        let mut capabilities = Capabilities::webgpu_defaults(wgpu::DeviceType::Cpu);
+        for (sizes, allowed, lanes, broadcasts) in [
+            ((8, 8), true, 8, true),
+            ((4, 4), true, 4, true),
+            ((8, 8), false, 8, false),
+            ((4, 8), true, 8, false),
+            ((32, 32), true, 8, false),
+        ] {
+            capabilities.subgroup_sizes = sizes;
+            capabilities.subgroups = allowed;
+            for list in [ATTENTION_LANES, LINEAR_LANES] {
+                let (got, fragment) = lanes_of(&capabilities, &list);
+                assert_eq!(got, lanes, "{sizes:?} {allowed}");
+                assert_eq!(fragment.name.ends_with("_subgroup"), broadcasts);
+            }
+        }
+    }
+
+    #[test]
     fn a_form_that_does_not_fit_is_replaced_with_the_reason_or_refused_if_asked_for() {
         let mut capabilities = Capabilities::webgpu_defaults(wgpu::DeviceType::DiscreteGpu);
-        capabilities.max_workgroup_bytes = 1024;
+        capabilities.max_workgroup_bytes = 9216;
         let (kernel, reason) = choose_kernel(Operation::Attention, &capabilities, None).unwrap();
         assert_eq!(kernel.name, "attention_lanes");
         assert!(
@@ -325,7 +346,7 @@ mod tests {
         assert!(matches!(
             refused,
             Err(Error::LimitExceeded {
-                available: 1024,
+                available: 9216,
                 ..
             })
         ));

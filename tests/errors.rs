@@ -5,7 +5,7 @@ mod support;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use support::{Random, gpu, open};
-use wgpu_attention::kernels::{Form, Kernel};
+use wgpu_attention::kernels::{Configuration, Form, Kernel};
 use wgpu_attention::*;
 
 /// The error, when it is of the kind expected and its text is exactly that.
@@ -707,6 +707,23 @@ fn memory_that_is_not_there_is_named_in_bytes() {
 }
 
 /// wgpu#3764: a kernel of the caller's own that is no WGSL.
+#[test]
+fn a_configuration_for_other_subgroups_is_refused() {
+    let Some(gpu) = gpu() else { return };
+    let known = gpu.capabilities().known_subgroup();
+    let problem = AttentionProblem {
+        form: Some(Form::Lanes),
+        ..AttentionProblem::new(1, 1, 9, 8)
+    };
+    let mut plan = problem.plan(gpu.capabilities()).unwrap();
+    let mut all = (plan.kernel.configurations)().into_iter();
+    let others = |c: &Configuration| c.subgroup_size().is_some_and(|size| known != Some(size));
+    plan.configuration = all.find(others).unwrap();
+    let error = Attention::from_plan(&gpu, problem, plan).err().unwrap();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    assert!(error.to_string().contains("subgroups of"), "{error}");
+}
+
 #[test]
 fn a_shader_that_is_refused_is_an_error_with_its_line() {
     let Some(gpu) = gpu() else { return };
