@@ -1,26 +1,25 @@
 // attention_tiled: o_i = sum_j softmax_j(score_ij) v_j in one pass (online softmax), for GPUs.
 //
-// One workgroup of 8 x 8 invocations covers BLOCK_Q queries of one head of one batch item and walks over the
-// keys BLOCK_K at a time. Scores of a block are made from tiles of q and k in workgroup memory, CHUNK
-// channels at a time; each invocation owns ROWS queries by KEYS keys of them, and later the same ROWS
-// queries by VALUE_DIM / 8 channels of the output, two neighbours at a time. Keys that no query of the block may
-// see are skipped. What a pair scores and whether it is seen: shared/pair, shared/item, rules/.
+// One workgroup of ACROSS x DOWN invocations covers BLOCK_Q queries of one head of one batch item and walks over the
+// keys BLOCK_K at a time. Scores of a block are made from tiles of q and k in workgroup memory, CHUNK channels at a time,
+// channel by channel; each invocation owns four queries by KEYS keys of them, and later the same four queries by
+// VALUE_DIM / ACROSS channels of the output, four neighbours at a time. Weights go through workgroup memory key by key,
+// the keys that each invocation has in one vector at a time (SLICE). Keys that no query of the workgroup may see are skipped, blocks
+// that all of them see whole are not tested pair by pair, and where later queries see more keys they come first.
+// What a pair scores and whether it is seen: shared/pair, shared/item, rules/.
 //
 // q, k: (B, T, H or Hkv, D), v: (B, Tk, Hkv, Dv), out: (B, Tq, H, Dv), lse: (B, H, Tq), all by strides; packed
 // sequences have no B. tables: lengths, starts, slopes, sinks. Memory beyond the operands: none.
-// Host: VALUE_DIM (Dv rounded up to a compiled size, a multiple of 16; channels past params.value_dim count as 0),
-// KV_TYPE (of k and v: 0 f32, 1 f16, 2 bf16), ROWS, KEYS, VALUE_KEYS (keys whose values fit `staged` at once;
-// divides BLOCK_K). D is free: the walk over its chunks is a loop.
+// Host: VALUE_DIM (Dv rounded up to a compiled size, a multiple of 4 * ACROSS; channels past params.value_dim are computed and
+// not stored), KV_TYPE (of k and v: 0 f32, 1 f16, 2 bf16), ACROSS and DOWN (8 or more), KEYS (a multiple of 4; four queries by KEYS
+// keys are 32 bits at most), VALUE_KEYS (keys whose values fit `staged` at once; a multiple of 4 that divides SLICE), and how four
+// channels of k and v are read (shared/fours_*). D is free: the walk over its chunks is a loop.
 //
-// No stand-in for -infinity: a row carries whether it has seen a key. No workgroup memory is read before
+// No stand-in for -infinity: a row carries a rank, and 0 where it has seen no key. No workgroup memory is read before
 // it was written, so the driver need not clear it.
 
 @group(0) @binding(0)
 var<storage, read> q: array<u32>;
-@group(0) @binding(1)
-var<storage, read> k: array<u32>;
-@group(0) @binding(2)
-var<storage, read> v: array<u32>;
 @group(0) @binding(3)
 var<storage, read_write> out: array<u32>;
 @group(0) @binding(4)
@@ -30,26 +29,62 @@ var<storage, read> tables: array<u32>;
 @group(0) @binding(6)
 var<uniform> params: AttentionParams;
 
-const SIDE: u32 = 8u;
-const THREADS: u32 = SIDE * SIDE;
-const BLOCK_Q: u32 = SIDE * ROWS;
-const BLOCK_K: u32 = SIDE * KEYS;
+const THREADS: u32 = ACROSS * DOWN;
+const ROWS: u32 = 4u;
+const BLOCK_Q: u32 = DOWN * ROWS;
+const BLOCK_K: u32 = ACROSS * KEYS;
 const CHUNK: u32 = 16u;
-const COLUMNS: u32 = VALUE_DIM / SIDE;
-// One more than the tile, so that invocations that write down a column use different banks.
-const Q_STRIDE: u32 = BLOCK_Q + 1u;
-const K_STRIDE: u32 = BLOCK_K + 1u;
-const K_START: u32 = CHUNK * Q_STRIDE;
+const COLUMNS: u32 = VALUE_DIM / ACROSS;
+const SLICE: u32 = 4u * ACROSS;
+// In fours.
+const CHUNK_FOURS: u32 = CHUNK / 4u;
+const Q_FOURS: u32 = DOWN;
+const K_FOURS: u32 = BLOCK_K / 4u;
+const KEY_FOURS: u32 = KEYS / 4u;
+const V_FOURS: u32 = VALUE_DIM / 4u;
+const COLUMN_FOURS: u32 = COLUMNS / 4u;
+const K_START: u32 = CHUNK * Q_FOURS;
 
-// Tiles of q and k, channel by channel; afterwards the values of VALUE_KEYS keys.
-var<workgroup> staged: array<f32, max(K_START + CHUNK * K_STRIDE, VALUE_KEYS * VALUE_DIM)>;
-// Weights of the block, query by query; -1 where the query may not see the key.
-var<workgroup> weights: array<f32, BLOCK_Q * BLOCK_K>;
-// What each invocation knows of its rows: the highest score and whether there is one; at the end the total.
-var<workgroup> partial: array<f32, BLOCK_Q * SIDE>;
-var<workgroup> partial_seen: array<u32, BLOCK_Q * SIDE>;
+// Tiles of q and k, channel by channel, four queries or keys each (see `place`); afterwards the values of VALUE_KEYS keys.
+var<workgroup> staged: array<vec4<f32>, max(K_START + CHUNK * K_FOURS, VALUE_KEYS * V_FOURS)>;
+// What invocations tell each other of their four queries, as bits: the weights of a slice of keys, key by key (see `place`), negative
+// where the query may not see the key; before them the ranks of the peaks, and at the end the totals.
+var<workgroup> exchange: array<vec4<u32>, SLICE * Q_FOURS>;
 
-@compute @workgroup_size(SIDE, SIDE)
+// Where four neighbours lie within a channel (or a key): eight invocations that write blocks beside each other use
+// different banks, and so do eight that read one channel. `turn` is the same for four channels (or keys).
+fn place(four: u32, turn: u32) -> u32 {
+    return four ^ (turn % 8u);
+}
+
+// A whole number that grows with the score, and can be 0 for none: a score of -infinity weighs nothing, and is none.
+fn rank_of(score: f32) -> u32 {
+    let bits = bitcast<u32>(score);
+    let rank = select(bits | 0x80000000u, ~bits, (bits >> 31u) != 0u);
+    // (The lowest one is of NaN, which is some score.)
+    return select(max(rank, 1u), 0u, weighs_nothing(score));
+}
+
+fn score_of(rank: u32) -> f32 {
+    return bitcast<f32>(select(~rank, rank & 0x7fffffffu, (rank >> 31u) != 0u));
+}
+
+fn q_one(start: u32, channel: u32) -> f32 {
+    let at = start + min(channel, params.head_dim - 1u);
+    if (params.q_type == F32) {
+        return bitcast<f32>(q[at]);
+    }
+    return value_of(q[word_of(at, params.q_type)], at, params.q_type);
+}
+
+// Four neighbouring channels of q, scaled; channels past the head are 0.
+fn q_four(start: u32, channel: u32) -> vec4<f32> {
+    let four = vec4<f32>(q_one(start, channel), q_one(start, channel + 1u), q_one(start, channel + 2u), q_one(start, channel + 3u));
+    let there = vec4<u32>(channel, channel + 1u, channel + 2u, channel + 3u) < vec4<u32>(params.head_dim);
+    return select(vec4<f32>(), four * params.scale, there);
+}
+
+@compute @workgroup_size(ACROSS, DOWN)
 fn attention_tiled(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
@@ -60,7 +95,9 @@ fn attention_tiled(
     if (number >= params.groups) {
         return;
     }
-    let first_query = (number % params.q_tiles) * BLOCK_Q;
+    // Under a causal mask the last queries see the most keys: what takes longest starts first.
+    let tile = number % params.q_tiles;
+    let first_query = select(tile, params.q_tiles - 1u - tile, params.window_right >= 0) * BLOCK_Q;
     let head = (number / params.q_tiles) % params.heads;
     let batch = number / (params.q_tiles * params.heads);
     let item = item_at(batch, head);
@@ -72,185 +109,243 @@ fn attention_tiled(
     let seen_from = key_first(item, first_query);
     let seen_to = select(0u, key_limit(item, last_query), first_query < end_query);
     let full_from = key_first(item, last_query);
-    let full_to = key_limit(item, first_query);
+    // (What rows past the item's own see is not stored.)
+    let full_to = select(0u, key_limit(item, first_query), end_query >= min(first_query + BLOCK_Q, item.rows));
 
     let kv_head = head / params.group;
     let q_base = params.q_offset + batch * params.q_batch_stride + head * params.q_head_stride
         + item.q_start * params.q_token_stride;
     let k_base = params.k_offset + batch * params.k_batch_stride + kv_head * params.k_head_stride;
     let v_base = params.v_offset + batch * params.v_batch_stride + kv_head * params.v_head_stride;
-    let first_row = local.y * ROWS;
+    // This invocation's queries.
+    let first_row = first_query + local.y * ROWS;
 
-    var from_key = array<u32, ROWS>();
-    var limit = array<u32, ROWS>();
-    // @unroll
-    for (var r = 0u; r < ROWS; r++) {
-        from_key[r] = key_first(item, first_query + first_row + r);
-        limit[r] = key_limit(item, first_query + first_row + r);
-    }
-    var highest = array<f32, ROWS>();
-    var seen = array<bool, ROWS>();
-    // The sum of this invocation's own weights; the other seven of the row are added at the end.
-    var total = array<f32, ROWS>();
-    var sum = array<f32, ROWS * COLUMNS>();
+    // Of the highest score so far; 0: none.
+    var highest = vec4<u32>();
+    // The sum of this invocation's own weights; the others of the row are added at the end.
+    var total = vec4<f32>();
+    var sum = array<vec4<f32>, ROWS * COLUMN_FOURS>();
     if (item.has_sink) {
         // @unroll
         for (var r = 0u; r < ROWS; r++) {
-            seen[r] = first_query + first_row + r < item.q_len;
-            highest[r] = item.sink;
-            total[r] = select(0.0, 1.0, seen[r] && local.x == 0u);
+            let sinks = first_row + r < item.q_len;
+            highest[r] = select(0u, rank_of(item.sink), sinks);
+            total[r] = select(0.0, 1.0, sinks && local.x == 0u);
         }
     }
 
     for (var first_key = seen_from; first_key < seen_to; first_key += BLOCK_K) {
-        var score = array<f32, ROWS * KEYS>();
+        // Four neighbouring keys a vector.
+        var score = array<vec4<f32>, ROWS * KEY_FOURS>();
         for (var chunk = 0u; chunk < params.head_dim; chunk += CHUNK) {
             // Others may still read `staged`: values of the block before, or the chunk before.
             workgroupBarrier();
-            for (var e = thread; e < BLOCK_Q * CHUNK; e += THREADS) {
-                let row = min(first_query + e / CHUNK, last_query);
-                let channel = chunk + e % CHUNK;
-                var value = 0.0;
-                if (channel < params.head_dim) {
-                    let at = q_base + row * params.q_token_stride + channel;
-                    value = value_of(q[word_of(at, params.q_type)], at, params.q_type) * params.scale;
+            // Blocks of four queries (or keys) by four channels. Those of q are dealt out from the first invocation on,
+            // those of k from the last one back.
+            for (var e = thread; e < Q_FOURS * CHUNK_FOURS; e += THREADS) {
+                let channel = e % CHUNK_FOURS * 4u;
+                let four = e / CHUNK_FOURS;
+                var rows = array<vec4<f32>, 4>();
+                // @unroll
+                for (var i = 0u; i < 4u; i++) {
+                    let row = min(first_query + four * 4u + i, last_query);
+                    rows[i] = q_four(q_base + row * params.q_token_stride, chunk + channel);
                 }
-                staged[(e % CHUNK) * Q_STRIDE + e / CHUNK] = value;
+                let at = channel * Q_FOURS + place(four, channel / 2u);
+                // @unroll
+                for (var i = 0u; i < 4u; i++) {
+                    staged[at + i * Q_FOURS] = vec4<f32>(rows[0u][i], rows[1u][i], rows[2u][i], rows[3u][i]);
+                }
             }
-            for (var e = thread; e < BLOCK_K * CHUNK; e += THREADS) {
-                let key = first_key + e / CHUNK;
-                let channel = chunk + e % CHUNK;
-                var value = 0.0;
-                if (key < seen_to && channel < params.head_dim) {
-                    let at = k_base + key_row(item, key) * params.k_token_stride + channel;
-                    value = value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE);
+            for (var e = THREADS - 1u - thread; e < K_FOURS * CHUNK_FOURS; e += THREADS) {
+                let channel = e % CHUNK_FOURS * 4u;
+                let four = e / CHUNK_FOURS;
+                var keys = array<vec4<f32>, 4>();
+                // @unroll
+                for (var i = 0u; i < 4u; i++) {
+                    // Past the end another key stands in, which no query sees there.
+                    let key = min(first_key + four * 4u + i, seen_to - 1u);
+                    keys[i] = k_four(k_base + key_row(item, key) * params.k_token_stride, chunk + channel);
                 }
-                staged[K_START + (e % CHUNK) * K_STRIDE + e / CHUNK] = value;
+                let at = K_START + channel * K_FOURS + place(four, channel / 2u);
+                // @unroll
+                for (var i = 0u; i < 4u; i++) {
+                    staged[at + i * K_FOURS] = vec4<f32>(keys[0u][i], keys[1u][i], keys[2u][i], keys[3u][i]);
+                }
             }
             // The tiles are read by invocations that did not write them.
             workgroupBarrier();
-            for (var i = 0u; i < CHUNK; i++) {
-                var q_i = array<f32, ROWS>();
+            for (var channel = 0u; channel < CHUNK; channel += 4u) {
+                let q_from = channel * Q_FOURS + place(local.y, channel / 2u);
+                let k_from = K_START + channel * K_FOURS + place(local.x, channel / 2u);
                 // @unroll
-                for (var r = 0u; r < ROWS; r++) {
-                    q_i[r] = staged[i * Q_STRIDE + first_row + r];
-                }
-                // @unroll
-                for (var c = 0u; c < KEYS; c++) {
-                    let k_i = staged[K_START + i * K_STRIDE + c * SIDE + local.x];
+                for (var i = 0u; i < 4u; i++) {
+                    let q_i = staged[q_from + i * Q_FOURS];
                     // @unroll
-                    for (var r = 0u; r < ROWS; r++) {
-                        score[r * KEYS + c] = fma(q_i[r], k_i, score[r * KEYS + c]);
+                    for (var c = 0u; c < KEY_FOURS; c++) {
+                        let k_i = staged[k_from + i * K_FOURS + c * ACROSS];
+                        // @unroll
+                        for (var r = 0u; r < ROWS; r++) {
+                            score[r * KEY_FOURS + c] = fma(vec4<f32>(q_i[r]), k_i, score[r * KEY_FOURS + c]);
+                        }
                     }
                 }
-            }
-        }
-
-        var visible = array<bool, ROWS * KEYS>();
-        // @unroll
-        for (var r = 0u; r < ROWS; r++) {
-            let row = first_query + first_row + r;
-            var peak = 0.0;
-            var any = false;
-            // @unroll
-            for (var c = 0u; c < KEYS; c++) {
-                let key = first_key + c * SIDE + local.x;
-                if (key >= from_key[r] && key < limit[r]) {
-                    let pair = judge(item, score[r * KEYS + c], row, key);
-                    visible[r * KEYS + c] = pair.visible;
-                    score[r * KEYS + c] = pair.score;
-                    if (pair.visible && !weighs_nothing(score[r * KEYS + c]) && (!any || score[r * KEYS + c] > peak)) {
-                        peak = score[r * KEYS + c];
-                        any = true;
-                    }
-                }
-            }
-            partial[(first_row + r) * SIDE + local.x] = peak;
-            partial_seen[(first_row + r) * SIDE + local.x] = u32(any);
-        }
-        // The eight invocations of a row read each other's peaks. This also ends all reading of the k tile,
-        // and, from the block before, all reading of `weights`: both may be written from here on.
-        workgroupBarrier();
-
-        // @unroll
-        for (var r = 0u; r < ROWS; r++) {
-            var top = highest[r];
-            var any = seen[r];
-            for (var i = 0u; i < SIDE; i++) {
-                let peak = partial[(first_row + r) * SIDE + i];
-                if (partial_seen[(first_row + r) * SIDE + i] != 0u && (!any || peak > top)) {
-                    top = peak;
-                    any = true;
-                }
-            }
-            // Before the first key the sums are 0 and stay 0 (and an exponent of 0 cannot overflow).
-            let shrink = exp(select(0.0, highest[r] - top, seen[r]));
-            highest[r] = top;
-            seen[r] = any;
-            total[r] = total[r] * shrink;
-            // @unroll
-            for (var c = 0u; c < COLUMNS; c++) {
-                sum[r * COLUMNS + c] = sum[r * COLUMNS + c] * shrink;
-            }
-            // @unroll
-            for (var c = 0u; c < KEYS; c++) {
-                var weight = -1.0;
-                if (visible[r * KEYS + c]) {
-                    weight = select(exp(score[r * KEYS + c] - top), 0.0, weighs_nothing(score[r * KEYS + c]));
-                    total[r] = total[r] + weight;
-                }
-                weights[(first_row + r) * BLOCK_K + c * SIDE + local.x] = weight;
             }
         }
 
         // Uniform: whether some query of the workgroup may not see some key of the block.
         let hides_some = HIDES_SINGLE_KEYS || first_key < full_from || first_key + BLOCK_K > full_to;
-        for (var first = 0u; first < BLOCK_K; first += VALUE_KEYS) {
-            // Others may still read the values before these. (The first time nobody reads `staged` any more.)
-            workgroupBarrier();
-            for (var e = thread; e < VALUE_KEYS * VALUE_DIM; e += THREADS) {
-                let key = first_key + first + e / VALUE_DIM;
-                let channel = e % VALUE_DIM;
-                var value = 0.0;
-                if (key < seen_to && channel < params.value_dim) {
-                    let at = v_base + key_row(item, key) * params.v_token_stride + channel;
-                    value = value_of(v[word_of(at, KV_TYPE)], at, KV_TYPE);
-                }
-                staged[e] = value;
-            }
-            // Values, and the first time the weights, are read by invocations that did not write them.
-            workgroupBarrier();
-            if (hides_some) {
-                for (var j = 0u; j < VALUE_KEYS; j++) {
-                    // @unroll
-                    for (var r = 0u; r < ROWS; r++) {
-                        let weight = weights[(first_row + r) * BLOCK_K + first + j];
-                        // Whatever lies in a value that a row may not see, NaN included, must not reach the row.
-                        if (!(weight < 0.0)) {
-                            // @unroll
-                            for (var c = 0u; c < COLUMNS; c++) {
-                                sum[r * COLUMNS + c] = fma(
-                                    weight,
-                                    staged[j * VALUE_DIM + c / 2u * 16u + local.x * 2u + c % 2u],
-                                    sum[r * COLUMNS + c],
-                                );
-                            }
+        // A bit a pair.
+        var hidden = 0u;
+        var peak = vec4<u32>();
+        if (hides_some) {
+            // @unroll
+            for (var r = 0u; r < ROWS; r++) {
+                let from_key = key_first(item, first_row + r);
+                let limit = key_limit(item, first_row + r);
+                // @unroll
+                for (var c = 0u; c < KEYS; c++) {
+                    let key = first_key + (c / 4u * ACROSS + local.x) * 4u + c % 4u;
+                    var visible = false;
+                    if (key >= from_key && key < limit) {
+                        let pair = judge(item, score[r * KEY_FOURS + c / 4u][c % 4u], first_row + r, key);
+                        visible = pair.visible;
+                        score[r * KEY_FOURS + c / 4u][c % 4u] = pair.score;
+                        if (visible) {
+                            peak[r] = max(peak[r], rank_of(pair.score));
                         }
                     }
+                    hidden |= select(1u << (r * KEYS + c), 0u, visible);
                 }
-            } else {
-                for (var j = 0u; j < VALUE_KEYS; j++) {
-                    var weight = array<f32, ROWS>();
-                    // @unroll
-                    for (var r = 0u; r < ROWS; r++) {
-                        weight[r] = weights[(first_row + r) * BLOCK_K + first + j];
+            }
+        } else {
+            // @unroll
+            for (var r = 0u; r < ROWS; r++) {
+                var four = score[r * KEY_FOURS];
+                // @unroll
+                for (var c = 1u; c < KEY_FOURS; c++) {
+                    four = max(four, score[r * KEY_FOURS + c]);
+                }
+                peak[r] = rank_of(max(max(four.x, four.y), max(four.z, four.w)));
+            }
+        }
+        // Nobody reads `exchange`, the weights of the block before, since the barriers of the chunks.
+        exchange[local.x * Q_FOURS + local.y] = peak;
+        // The invocations of a row read each other's peaks.
+        workgroupBarrier();
+
+        var top = highest;
+        // @unroll
+        for (var i = 0u; i < ACROSS; i++) {
+            top = max(top, exchange[i * Q_FOURS + local.y]);
+        }
+        // @unroll
+        for (var r = 0u; r < ROWS; r++) {
+            // Before the first key the sums are 0 and stay 0 (and an exponent of 0 cannot overflow).
+            let shrink = exp(select(0.0, score_of(highest[r]) - score_of(top[r]), highest[r] != 0u));
+            total[r] = total[r] * shrink;
+            // @unroll
+            for (var c = 0u; c < COLUMN_FOURS; c++) {
+                sum[r * COLUMN_FOURS + c] = sum[r * COLUMN_FOURS + c] * shrink;
+            }
+            // The weights take the scores' place.
+            // @unroll
+            for (var c = 0u; c < KEYS; c++) {
+                let own = score[r * KEY_FOURS + c / 4u][c % 4u];
+                score[r * KEY_FOURS + c / 4u][c % 4u] = select(exp(own - score_of(top[r])), 0.0, weighs_nothing(own));
+            }
+        }
+        highest = top;
+        if (hides_some) {
+            // @unroll
+            for (var r = 0u; r < ROWS; r++) {
+                // @unroll
+                for (var c = 0u; c < KEYS; c++) {
+                    if ((hidden & (1u << (r * KEYS + c))) != 0u) {
+                        score[r * KEY_FOURS + c / 4u][c % 4u] = -1.0;
+                    } else {
+                        total[r] = total[r] + score[r * KEY_FOURS + c / 4u][c % 4u];
                     }
+                }
+            }
+        } else {
+            // @unroll
+            for (var r = 0u; r < ROWS; r++) {
+                // @unroll
+                for (var c = 0u; c < KEYS; c++) {
+                    total[r] = total[r] + score[r * KEY_FOURS + c / 4u][c % 4u];
+                }
+            }
+        }
+
+        // @unroll
+        for (var s = 0u; s < KEY_FOURS; s++) {
+            for (var first = 0u; first < SLICE; first += VALUE_KEYS) {
+                // Others may still read the peaks, or the weights and values before these.
+                workgroupBarrier();
+                if (first == 0u) {
                     // @unroll
-                    for (var c = 0u; c < COLUMNS; c++) {
-                        let value = staged[j * VALUE_DIM + c / 2u * 16u + local.x * 2u + c % 2u];
+                    for (var i = 0u; i < 4u; i++) {
+                        exchange[(local.x * 4u + i) * Q_FOURS + place(local.y, local.x)] = bitcast<vec4<u32>>(vec4<f32>(
+                            score[s][i],
+                            score[KEY_FOURS + s][i],
+                            score[2u * KEY_FOURS + s][i],
+                            score[3u * KEY_FOURS + s][i],
+                        ));
+                    }
+                }
+                for (var e = thread; e < VALUE_KEYS * V_FOURS; e += THREADS) {
+                    // Past the end another key stands in, which no query sees there.
+                    let key = min(first_key + s * SLICE + first + e / V_FOURS, seen_to - 1u);
+                    staged[e] = v_four(v_base + key_row(item, key) * params.v_token_stride, e % V_FOURS * 4u);
+                }
+                // Weights and values are read by invocations that did not write them.
+                workgroupBarrier();
+                for (var j = 0u; j < VALUE_KEYS; j += 4u) {
+                    let w_from = (first + j) * Q_FOURS + place(local.y, (first + j) / 4u);
+                    let v_from = j * V_FOURS + local.x;
+                    var weights = array<vec4<u32>, 4>();
+                    var signs = vec4<u32>();
+                    // @unroll
+                    for (var i = 0u; i < 4u; i++) {
+                        weights[i] = exchange[w_from + i * Q_FOURS];
+                        signs |= weights[i];
+                    }
+                    // Whether one of these queries may not see one of these keys. (By the sign, since a weight may be NaN.)
+                    var skips = false;
+                    if (hides_some) {
+                        skips = ((signs.x | signs.y | signs.z | signs.w) >> 31u) != 0u;
+                    }
+                    if (skips) {
+                        for (var i = 0u; i < 4u; i++) {
+                            let four = bitcast<vec4<f32>>(exchange[w_from + i * Q_FOURS]);
+                            // @unroll
+                            for (var r = 0u; r < ROWS; r++) {
+                                // Whatever lies in a value that a row may not see, NaN included, must not reach the row.
+                                if (!(four[r] < 0.0)) {
+                                    // @unroll
+                                    for (var c = 0u; c < COLUMN_FOURS; c++) {
+                                        sum[r * COLUMN_FOURS + c] = fma(
+                                            vec4<f32>(four[r]),
+                                            staged[v_from + i * V_FOURS + c * ACROSS],
+                                            sum[r * COLUMN_FOURS + c],
+                                        );
+                                    }
+                                }
+                            }
+                        }
+                    } else {
                         // @unroll
-                        for (var r = 0u; r < ROWS; r++) {
-                            sum[r * COLUMNS + c] = fma(weight[r], value, sum[r * COLUMNS + c]);
+                        for (var i = 0u; i < 4u; i++) {
+                            let four = bitcast<vec4<f32>>(weights[i]);
+                            // @unroll
+                            for (var c = 0u; c < COLUMN_FOURS; c++) {
+                                let value = staged[v_from + i * V_FOURS + c * ACROSS];
+                                // @unroll
+                                for (var r = 0u; r < ROWS; r++) {
+                                    sum[r * COLUMN_FOURS + c] = fma(vec4<f32>(four[r]), value, sum[r * COLUMN_FOURS + c]);
+                                }
+                            }
                         }
                     }
                 }
@@ -258,39 +353,40 @@ fn attention_tiled(
         }
     }
 
-    // `partial` was last read before the barriers of the value loop; without a block it was never used.
-    // @unroll
-    for (var r = 0u; r < ROWS; r++) {
-        partial[(first_row + r) * SIDE + local.x] = total[r];
-    }
-    // The eight invocations of a row add up each other's totals.
+    // Others may still read the weights of the last block.
     workgroupBarrier();
+    exchange[local.x * Q_FOURS + local.y] = bitcast<vec4<u32>>(total);
+    // The invocations of a row add up each other's totals.
+    workgroupBarrier();
+    var row_total = vec4<f32>();
+    // @unroll
+    for (var i = 0u; i < ACROSS; i++) {
+        row_total += bitcast<vec4<f32>>(exchange[i * Q_FOURS + local.y]);
+    }
     // @unroll
     for (var r = 0u; r < ROWS; r++) {
-        let row = first_query + first_row + r;
-        var row_total = 0.0;
-        for (var i = 0u; i < SIDE; i++) {
-            row_total = row_total + partial[(first_row + r) * SIDE + i];
-        }
+        let row = first_row + r;
+        let seen = highest[r] != 0u;
         // Rows past the end of a packed sequence belong to others.
         if (row < item.rows) {
             let base = params.out_offset + batch * params.out_batch_stride + head * params.out_head_stride
                 + (item.q_start + row) * params.out_token_stride;
             // @unroll
             for (var c = 0u; c < COLUMNS; c += 2u) {
-                let channel = c * SIDE + local.x * 2u;
+                let channel = (c / 4u * ACROSS + local.x) * 4u + c % 4u;
                 if (channel < params.value_dim) {
+                    let four = sum[r * COLUMN_FOURS + c / 4u];
                     // A row that saw no key gives 0.
                     store_pair(
                         base + channel,
-                        select(0.0, sum[r * COLUMNS + c] / row_total, seen[r]),
-                        select(0.0, sum[r * COLUMNS + c + 1u] / row_total, seen[r]),
+                        select(0.0, four[c % 4u] / row_total[r], seen),
+                        select(0.0, four[c % 4u + 1u] / row_total[r], seen),
                         channel + 1u < params.value_dim,
                     );
                 }
             }
             if (local.x == 0u) {
-                store_lse(item, row, seen[r], highest[r], row_total);
+                store_lse(item, row, seen, score_of(highest[r]), row_total[r]);
             }
         }
     }

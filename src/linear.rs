@@ -7,9 +7,10 @@ pub use cache::{CacheArguments, CacheColumns};
 use crate::element::ElementType;
 use crate::gpu::{Argument, Call, Capabilities, Gpu, Pipeline, Timestamps};
 use crate::kernels::{
-    Configuration, FEW_LANES, Form, Fragment, Kernel, LinearParams, Operation, STORE_ROWS,
+    Configuration, FEW_LANES, Form, Fragment, Kernel, LINEAR_FOURS, LINEAR_FOURS_ANY, LinearParams,
+    Operation, STORE_ROWS,
 };
-use crate::operands::{argument, check_operands, expect_contiguous_last, first};
+use crate::operands::{argument, begins_on_fours, check_operands, expect_contiguous_last, first};
 use crate::plan::{Plan, check_plan, choose_kernel, fold, size, suited};
 use crate::tensor::{Tensor, TensorView};
 use crate::{Error, Result};
@@ -67,7 +68,7 @@ impl LinearProblem {
             Form::Lanes => FEW_LANES[0],
             Form::Tiled => FEW_LANES[1],
         };
-        let (configuration, why) = configure(kernel, rows, lanes, store);
+        let (configuration, why) = self.configure(kernel, rows, lanes, store);
         capabilities.can_bind(kernel, &configuration)?;
         capabilities.can_loop(kernel, &configuration, self.d_in as u64, 0)?;
         let (tile_m, tile_n) = tile(kernel, &configuration);
@@ -118,32 +119,73 @@ impl LinearProblem {
     }
 }
 
-/// The configuration for that many rows, and why. They are listed from the smallest tile to the largest.
-fn configure(kernel: &Kernel, rows: u64, lanes: u32, store: &Fragment) -> (Configuration, String) {
-    let mut configurations = (kernel.configurations)();
-    let few = kernel.operation == Operation::LinearFew;
-    configurations.retain(|configuration| {
-        configuration.rules.contains(store) && (!few || configuration.get("LANES") == lanes)
-    });
-    let tile_m = |configuration: &Configuration| tile(kernel, configuration).0;
-    let chosen = if few {
-        // The smallest that holds all rows.
-        let holds = |configuration: &&Configuration| tile_m(configuration) >= rows;
-        let chosen = configurations.iter().find(holds);
-        chosen.or(configurations.last())
-    } else {
-        // Small tiles where a large one would be less than half full.
-        let fits = |configuration: &&Configuration| tile_m(configuration) <= 2 * rows;
-        let chosen = configurations.iter().rev().find(fits);
-        chosen.or(configurations.first())
-    };
-    let configuration = chosen.cloned().unwrap_or(Configuration {
-        consts: Vec::new(),
-        rules: Vec::new(),
-    });
-    let (tile_m, tile_n) = tile(kernel, &configuration);
-    let why = format!("{rows} rows in tiles of {tile_m} x {tile_n}");
-    (configuration, why)
+impl LinearProblem {
+    /// The configuration for that many rows, and why. They are listed from the smallest tile to the largest.
+    fn configure(
+        &self,
+        kernel: &Kernel,
+        rows: u64,
+        lanes: u32,
+        store: &Fragment,
+    ) -> (Configuration, String) {
+        let few = kernel.operation == Operation::LinearFew;
+        let tiled = !few && kernel.form == Form::Tiled;
+        // Where rows of a call's operands do not begin there, `unaligned` takes its place.
+        let fours = match self.d_in.is_multiple_of(4) {
+            true => &LINEAR_FOURS,
+            false => &LINEAR_FOURS_ANY,
+        };
+        let mut configurations = (kernel.configurations)();
+        configurations.retain(|configuration| {
+            configuration.rules.contains(store)
+                && (!few || configuration.get("LANES") == lanes)
+                && (!tiled || configuration.rules.contains(fours))
+        });
+        let tile_m = |configuration: &Configuration| tile(kernel, configuration).0;
+        let tiles = |configuration: &Configuration| {
+            let (m, n) = tile(kernel, configuration);
+            rows.div_ceil(m) * (self.d_out as u64).div_ceil(n)
+        };
+        let chosen = if few {
+            // The smallest that holds all rows.
+            let holds = |configuration: &&Configuration| tile_m(configuration) >= rows;
+            let chosen = configurations.iter().find(holds);
+            chosen.or(configurations.last())
+        } else {
+            // Small tiles where a large one would be less than half full, or would leave a GPU idle.
+            let fits = |configuration: &&Configuration| {
+                tile_m(configuration) <= 2 * rows
+                    && (!tiled || tiles(configuration) >= ENOUGH_TILES)
+            };
+            let chosen = configurations.iter().rev().find(fits);
+            chosen.or(configurations.first())
+        };
+        let configuration = chosen.cloned().unwrap_or(Configuration {
+            consts: Vec::new(),
+            rules: Vec::new(),
+        });
+        let (tile_m, tile_n) = tile(kernel, &configuration);
+        let mut why = format!("{rows} rows in tiles of {tile_m} x {tile_n}");
+        if tiled {
+            why.push_str(match tiles(&configuration) {
+                ENOUGH_TILES.. => ", the largest of which there are enough for a GPU",
+                _ => ", the smallest, since there are few of them",
+            });
+        }
+        (configuration, why)
+    }
+}
+
+/// Tiles of a projection that keep a GPU busy: it takes some hundred workgroups at once.
+const ENOUGH_TILES: u64 = 128;
+
+/// The same configuration of linear_tiled for operands whose rows begin anywhere; `None` where it takes them already, or
+/// is another kernel's.
+fn unaligned(configuration: &Configuration) -> Option<Configuration> {
+    let mut any = configuration.clone();
+    let wide = |rule: &&mut Fragment| **rule == LINEAR_FOURS;
+    *any.rules.iter_mut().find(wide)? = LINEAR_FOURS_ANY.clone();
+    Some(any)
 }
 
 /// Rows and columns of y that one workgroup computes.
@@ -151,7 +193,10 @@ fn tile(kernel: &Kernel, configuration: &Configuration) -> (u64, u64) {
     let (rows, columns) = (configuration.get("ROWS"), configuration.get("COLUMNS"));
     let (m, n) = match (kernel.operation, kernel.form) {
         (Operation::LinearFew, _) => (rows, columns),
-        (_, Form::Tiled) => (16 * rows, 16 * columns),
+        (_, Form::Tiled) => (
+            configuration.get("DOWN") * rows,
+            configuration.get("ACROSS") * columns,
+        ),
         (_, Form::Lanes) => (configuration.get("LANES") * rows, columns),
     };
     (u64::from(m.max(1)), u64::from(n.max(1)))
@@ -321,6 +366,18 @@ impl Linear {
             bound("bias", bias)?,
             bound("y", Some(y))?,
         ];
+        // Most callers' rows begin where four channels can be read at once; a pipeline for the others is made when they come.
+        let narrow = unaligned(&self.plan.configuration).filter(|_| {
+            ![(x, x_at, 2), (weight, weight_at, 1)]
+                .iter()
+                .all(|(view, at, rows)| {
+                    view.stride(*rows) == 1 && begins_on_fours(view, *at, *rows)
+                })
+        });
+        let pipeline = match &narrow {
+            Some(configuration) => &self.gpu.pipeline(self.plan.kernel, configuration)?,
+            None => &self.pipeline,
+        };
         let (_, tile_n) = tile(self.plan.kernel, &self.plan.configuration);
         let params = LinearParams {
             rows: (batch * tokens) as u32,
@@ -353,7 +410,7 @@ impl Linear {
         arguments.extend(cache.iter().flat_map(|(_, bound)| bound.iter().copied()));
         self.gpu.record(
             encoder,
-            &self.pipeline,
+            pipeline,
             Call {
                 label,
                 arguments: &arguments,

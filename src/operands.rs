@@ -115,3 +115,10 @@ pub(crate) fn check_operands(
     }
     Ok(())
 }
+
+/// Whether every row of a view, as it is bound, begins where four of its elements can be read at once: rows along that
+/// many axes, the last axis aside.
+pub(crate) fn begins_on_fours(view: &TensorView, at: Option<Bound>, axes: usize) -> bool {
+    let fours = |number: u32| number.is_multiple_of(4);
+    at.is_some_and(|bound| fours(bound.first)) && (0..axes).all(|axis| fours(view.stride(axis)))
+}

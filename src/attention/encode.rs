@@ -3,11 +3,11 @@
 use super::plan::unaligned;
 use super::rules::TablePlaces;
 use super::{Alignment, AttentionProblem, RuleArguments};
-use crate::gpu::{Argument, Bound, Call, Gpu, Pipeline, Timestamps};
+use crate::gpu::{Argument, Call, Gpu, Pipeline, Timestamps};
 use crate::kernels::{AttentionParams, Operation};
 use crate::merge::{Merge, MergeArguments};
 use crate::operands::{
-    argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
+    argument, begins_on_fours, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
 use crate::plan::{Plan, check_plan};
 use crate::tensor::{Tensor, TensorView, shape_text};
@@ -261,7 +261,7 @@ impl Attention {
         let narrow = unaligned(&self.plan.configuration).filter(|_| {
             ![(k, k_at), (v, v_at)]
                 .iter()
-                .all(|(view, at)| begins_on_fours(view, *at))
+                .all(|(view, at)| begins_on_fours(view, *at, 3))
         });
         let pipeline = match &narrow {
             Some(configuration) => &self.gpu.pipeline(self.plan.kernel, configuration)?,
@@ -382,12 +382,6 @@ impl Attention {
             .merge
             .encode_parts(encoder, arguments, true, label, timestamps)
     }
-}
-
-/// Whether every row of k or v, as it is bound, begins where four channels can be read at once.
-fn begins_on_fours(view: &TensorView, at: Option<Bound>) -> bool {
-    let fours = |number: u32| number.is_multiple_of(4);
-    at.is_some_and(|bound| fours(bound.first)) && (0..3).all(|axis| fours(view.stride(axis)))
 }
 
 /// Pages `(P, page_size, heads, channels)` as `(1, P * page_size, heads, channels)`.

@@ -140,6 +140,10 @@ pub static FOURS_F32: Fragment = fragment!("shared/fours_f32");
 pub static FOURS_HALF: Fragment = fragment!("shared/fours_half");
 /// Four channels of k or v in four loads, of any type, wherever they begin.
 pub static FOURS_ANY: Fragment = fragment!("shared/fours_any");
+/// Four channels of x or of a weight in one load.
+pub static LINEAR_FOURS: Fragment = fragment!("shared/linear_fours");
+/// Four channels of x or of a weight in four loads, wherever they lie.
+pub static LINEAR_FOURS_ANY: Fragment = fragment!("shared/linear_fours_any");
 /// Where a new token goes in a cache.
 pub static CACHE_ROW: Fragment = fragment!("shared/cache_row");
 /// Store of a projection: keys and values into a cache.
