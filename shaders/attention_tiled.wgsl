@@ -12,7 +12,8 @@
 // sequences have no B. tables: lengths, starts, slopes, sinks. Memory beyond the operands: none.
 // Host: VALUE_DIM (Dv rounded up to a compiled size, a multiple of 4 * ACROSS; channels past params.value_dim are computed and
 // not stored), KV_TYPE (of k and v: 0 f32, 1 f16, 2 bf16), ACROSS and DOWN (8 or more), KEYS (a multiple of 4; four queries by KEYS
-// keys are 32 bits at most), VALUE_KEYS (keys whose values fit `staged` at once; a multiple of 4 that divides SLICE), and how four
+// keys are 32 bits at most), VALUE_KEYS (keys whose values fit `staged` at once; a multiple of 4 that divides SLICE, as many fours for each
+// invocation), and how four
 // channels of k and v are read (shared/fours_*). D is free: the walk over its chunks is a loop.
 //
 // No stand-in for -infinity: a row carries a rank, and 0 where it has seen no key. No workgroup memory is read before
@@ -44,6 +45,12 @@ const KEY_FOURS: u32 = KEYS / 4u;
 const V_FOURS: u32 = VALUE_DIM / 4u;
 const COLUMN_FOURS: u32 = COLUMNS / 4u;
 const K_START: u32 = CHUNK * Q_FOURS;
+// Blocks of four queries (or keys) by four channels, and how many of them each invocation moves at most; and fours of values.
+const Q_BLOCKS: u32 = Q_FOURS * CHUNK_FOURS;
+const BLOCKS: u32 = Q_BLOCKS + K_FOURS * CHUNK_FOURS;
+const ROUNDED_UP: u32 = BLOCKS + THREADS - 1u;
+const MOVES: u32 = ROUNDED_UP / THREADS;
+const VALUE_MOVES: u32 = VALUE_KEYS * V_FOURS / THREADS;
 
 // Tiles of q and k, channel by channel, four queries or keys each (see `place`); afterwards the values of VALUE_KEYS keys.
 var<workgroup> staged: array<vec4<f32>, max(K_START + CHUNK * K_FOURS, VALUE_KEYS * V_FOURS)>;
@@ -69,19 +76,55 @@ fn score_of(rank: u32) -> f32 {
     return bitcast<f32>(select(~rank, rank & 0x7fffffffu, (rank >> 31u) != 0u));
 }
 
-fn q_one(start: u32, channel: u32) -> f32 {
-    let at = start + min(channel, params.head_dim - 1u);
-    if (params.q_type == F32) {
-        return bitcast<f32>(q[at]);
-    }
-    return value_of(q[word_of(at, params.q_type)], at, params.q_type);
+// Four channels of q (channels past the head are anything).
+fn q_four_words(start: u32, channel: u32) -> vec4<f32> {
+    let last = params.head_dim - 1u;
+    return bitcast<vec4<f32>>(vec4<u32>(
+        q[start + min(channel, last)],
+        q[start + min(channel + 1u, last)],
+        q[start + min(channel + 2u, last)],
+        q[start + min(channel + 3u, last)],
+    ));
 }
 
-// Four neighbouring channels of q, scaled; channels past the head are 0.
-fn q_four(start: u32, channel: u32) -> vec4<f32> {
-    let four = vec4<f32>(q_one(start, channel), q_one(start, channel + 1u), q_one(start, channel + 2u), q_one(start, channel + 3u));
-    let there = vec4<u32>(channel, channel + 1u, channel + 2u, channel + 3u) < vec4<u32>(params.head_dim);
-    return select(vec4<f32>(), four * params.scale, there);
+fn q_half(start: u32, channel: u32) -> f32 {
+    let at = start + min(channel, params.head_dim - 1u);
+    return value_of(q[at >> 1u], at, params.q_type);
+}
+
+fn q_four_halves(start: u32, channel: u32) -> vec4<f32> {
+    return vec4<f32>(
+        q_half(start, channel),
+        q_half(start, channel + 1u),
+        q_half(start, channel + 2u),
+        q_half(start, channel + 3u),
+    );
+}
+
+// Four channels of four queries (or keys), which begin there; channels past the head are anything.
+fn block_at(of_q: bool, start: vec4<u32>, channel: u32) -> array<vec4<f32>, 4> {
+    if (!of_q) {
+        return array<vec4<f32>, 4>(
+            k_four_unmasked(start.x, channel),
+            k_four_unmasked(start.y, channel),
+            k_four_unmasked(start.z, channel),
+            k_four_unmasked(start.w, channel),
+        );
+    }
+    if (params.q_type == F32) {
+        return array<vec4<f32>, 4>(
+            q_four_words(start.x, channel),
+            q_four_words(start.y, channel),
+            q_four_words(start.z, channel),
+            q_four_words(start.w, channel),
+        );
+    }
+    return array<vec4<f32>, 4>(
+        q_four_halves(start.x, channel),
+        q_four_halves(start.y, channel),
+        q_four_halves(start.z, channel),
+        q_four_halves(start.w, channel),
+    );
 }
 
 @compute @workgroup_size(ACROSS, DOWN)
@@ -134,43 +177,61 @@ fn attention_tiled(
         }
     }
 
+    // What this invocation moves of q and k: its blocks' first channel.
+    let channel = thread % CHUNK_FOURS * 4u;
     for (var first_key = seen_from; first_key < seen_to; first_key += BLOCK_K) {
+        // Where its blocks' rows begin.
+        var start = array<vec4<u32>, MOVES>();
+        // @unroll
+        for (var m = 0u; m < MOVES; m++) {
+            let block = m * THREADS + thread;
+            // @unroll
+            for (var i = 0u; i < 4u; i++) {
+                if (block < Q_BLOCKS) {
+                    let row = min(first_query + block / CHUNK_FOURS * 4u + i, last_query);
+                    start[m][i] = q_base + row * params.q_token_stride;
+                } else {
+                    // Past the end another key stands in, which no query sees there.
+                    let key = min(first_key + (block - Q_BLOCKS) / CHUNK_FOURS * 4u + i, seen_to - 1u);
+                    start[m][i] = k_base + key_row(item, key) * params.k_token_stride;
+                }
+            }
+        }
         // Four neighbouring keys a vector.
         var score = array<vec4<f32>, ROWS * KEY_FOURS>();
         for (var chunk = 0u; chunk < params.head_dim; chunk += CHUNK) {
-            // Others may still read `staged`: values of the block before, or the chunk before.
-            workgroupBarrier();
-            // Blocks of four queries (or keys) by four channels. Those of q are dealt out from the first invocation on,
-            // those of k from the last one back.
-            for (var e = thread; e < Q_FOURS * CHUNK_FOURS; e += THREADS) {
-                let channel = e % CHUNK_FOURS * 4u;
-                let four = e / CHUNK_FOURS;
-                var rows = array<vec4<f32>, 4>();
+            // All of them are read before any is waited for.
+            var next = array<array<vec4<f32>, 4>, MOVES>();
+            // @unroll
+            for (var m = 0u; m < MOVES; m++) {
+                next[m] = block_at(m * THREADS + thread < Q_BLOCKS, start[m], chunk + channel);
+            }
+            if (chunk + CHUNK > params.head_dim) {
+                // Channels past the head are 0, whatever was read in their place.
+                let there = vec4<u32>(channel, channel + 1u, channel + 2u, channel + 3u) < vec4<u32>(params.head_dim - chunk);
                 // @unroll
-                for (var i = 0u; i < 4u; i++) {
-                    let row = min(first_query + four * 4u + i, last_query);
-                    rows[i] = q_four(q_base + row * params.q_token_stride, chunk + channel);
-                }
-                let at = channel * Q_FOURS + place(four, channel / 2u);
-                // @unroll
-                for (var i = 0u; i < 4u; i++) {
-                    staged[at + i * Q_FOURS] = vec4<f32>(rows[0u][i], rows[1u][i], rows[2u][i], rows[3u][i]);
+                for (var m = 0u; m < MOVES; m++) {
+                    // @unroll
+                    for (var i = 0u; i < 4u; i++) {
+                        next[m][i] = select(vec4<f32>(), next[m][i], there);
+                    }
                 }
             }
-            for (var e = THREADS - 1u - thread; e < K_FOURS * CHUNK_FOURS; e += THREADS) {
-                let channel = e % CHUNK_FOURS * 4u;
-                let four = e / CHUNK_FOURS;
-                var keys = array<vec4<f32>, 4>();
-                // @unroll
-                for (var i = 0u; i < 4u; i++) {
-                    // Past the end another key stands in, which no query sees there.
-                    let key = min(first_key + four * 4u + i, seen_to - 1u);
-                    keys[i] = k_four(k_base + key_row(item, key) * params.k_token_stride, chunk + channel);
-                }
-                let at = K_START + channel * K_FOURS + place(four, channel / 2u);
-                // @unroll
-                for (var i = 0u; i < 4u; i++) {
-                    staged[at + i * K_FOURS] = vec4<f32>(keys[0u][i], keys[1u][i], keys[2u][i], keys[3u][i]);
+            // Others may still read `staged`: values of the block before, or the chunk before.
+            workgroupBarrier();
+            // @unroll
+            for (var m = 0u; m < MOVES; m++) {
+                let block = m * THREADS + thread;
+                let of_q = block < Q_BLOCKS;
+                let four = select(block - Q_BLOCKS, block, of_q) / CHUNK_FOURS;
+                let stride = select(K_FOURS, Q_FOURS, of_q);
+                let to = select(K_START, 0u, of_q) + channel * stride + place(four, channel / 2u);
+                let factor = select(1.0, params.scale, of_q);
+                if (block < BLOCKS) {
+                    // @unroll
+                    for (var i = 0u; i < 4u; i++) {
+                        staged[to + i * stride] = vec4<f32>(next[m][0u][i], next[m][1u][i], next[m][2u][i], next[m][3u][i]) * factor;
+                    }
                 }
             }
             // The tiles are read by invocations that did not write them.
@@ -281,6 +342,13 @@ fn attention_tiled(
         // @unroll
         for (var s = 0u; s < KEY_FOURS; s++) {
             for (var first = 0u; first < SLICE; first += VALUE_KEYS) {
+                var values = array<vec4<f32>, VALUE_MOVES>();
+                // @unroll
+                for (var m = 0u; m < VALUE_MOVES; m++) {
+                    // Past the end another key stands in, which no query sees there.
+                    let key = min(first_key + s * SLICE + first + (m * THREADS + thread) / V_FOURS, seen_to - 1u);
+                    values[m] = v_four(v_base + key_row(item, key) * params.v_token_stride, (m * THREADS + thread) % V_FOURS * 4u);
+                }
                 // Others may still read the peaks, or the weights and values before these.
                 workgroupBarrier();
                 if (first == 0u) {
@@ -294,10 +362,9 @@ fn attention_tiled(
                         ));
                     }
                 }
-                for (var e = thread; e < VALUE_KEYS * V_FOURS; e += THREADS) {
-                    // Past the end another key stands in, which no query sees there.
-                    let key = min(first_key + s * SLICE + first + e / V_FOURS, seen_to - 1u);
-                    staged[e] = v_four(v_base + key_row(item, key) * params.v_token_stride, e % V_FOURS * 4u);
+                // @unroll
+                for (var m = 0u; m < VALUE_MOVES; m++) {
+                    staged[m * THREADS + thread] = values[m];
                 }
                 // Weights and values are read by invocations that did not write them.
                 workgroupBarrier();

@@ -33,9 +33,11 @@ const ROW_FOURS: u32 = ROWS / 4u;
 const COLUMN_FOURS: u32 = COLUMNS / 4u;
 const X_FOURS: u32 = TILE_M / 4u;
 const W_FOURS: u32 = TILE_N / 4u;
-// Blocks of four rows (or columns) by four channels.
+// Blocks of four rows of x (or of the weight) by four channels, and how many of them each invocation moves.
 const X_BLOCKS: u32 = X_FOURS * DEPTH_FOURS;
 const W_BLOCKS: u32 = W_FOURS * DEPTH_FOURS;
+const BLOCKS: u32 = X_BLOCKS + W_BLOCKS;
+const MOVES: u32 = BLOCKS / THREADS;
 
 // Channel by channel, four rows (or columns) each; see `place`.
 var<workgroup> x_tile: array<vec4<f32>, DEPTH * X_FOURS>;
@@ -45,6 +47,43 @@ var<workgroup> weight_tile: array<vec4<f32>, DEPTH * W_FOURS>;
 // different banks, and so do eight that read one channel.
 fn place(four: u32, channel: u32) -> u32 {
     return four ^ (channel / 4u * 2u);
+}
+
+// Whether that block is one of x: known in advance where each invocation has as many of both.
+fn is_of_x(turn: u32, thread: u32) -> bool {
+    return (turn + 1u) * THREADS <= X_BLOCKS || (turn * THREADS < X_BLOCKS && turn * THREADS + thread < X_BLOCKS);
+}
+
+// Four channels of four rows, which begin there.
+fn block_at(of_x: bool, start: vec4<u32>, channel: u32) -> array<vec4<f32>, 4> {
+    if (of_x) {
+        return array<vec4<f32>, 4>(
+            x_four(start.x, channel),
+            x_four(start.y, channel),
+            x_four(start.z, channel),
+            x_four(start.w, channel),
+        );
+    }
+    return array<vec4<f32>, 4>(
+        weight_four(start.x, channel),
+        weight_four(start.y, channel),
+        weight_four(start.z, channel),
+        weight_four(start.w, channel),
+    );
+}
+
+// Puts a block into its tile, channel by channel. Channels past the last one are 0, whatever was read in their place.
+fn put(block: array<vec4<f32>, 4>, of_x: bool, to: u32, channel: u32) {
+    let there = vec4<u32>(channel, channel + 1u, channel + 2u, channel + 3u) < vec4<u32>(params.d_in);
+    // @unroll
+    for (var i = 0u; i < 4u; i++) {
+        let four = select(vec4<f32>(), vec4<f32>(block[0u][i], block[1u][i], block[2u][i], block[3u][i]), there[i]);
+        if (of_x) {
+            x_tile[to + i * X_FOURS] = four;
+        } else {
+            weight_tile[to + i * W_FOURS] = four;
+        }
+    }
 }
 
 @compute @workgroup_size(ACROSS, DOWN)
@@ -61,67 +100,49 @@ fn linear_tiled(
     let first_column = (number % params.column_tiles) * TILE_N;
     let first_row = (number / params.column_tiles) * TILE_M;
 
-    // The block of x and the block of the weight that this invocation moves, if there is one for it: blocks of x are dealt
-    // out from the first invocation on, those of the weight from the last one back.
-    let x_block = thread;
-    let w_block = THREADS - 1u - thread;
-    let x_channel = x_block % DEPTH_FOURS * 4u;
-    let w_channel = w_block % DEPTH_FOURS * 4u;
-    let x_at = x_channel * X_FOURS + place(x_block / DEPTH_FOURS, x_channel);
-    let w_at = w_channel * W_FOURS + place(w_block / DEPTH_FOURS, w_channel);
-    // Rows and columns past the end read the last one; nothing is stored of them.
-    var x_start = array<u32, 4>();
-    var w_start = array<u32, 4>();
+    // What this invocation moves: its blocks' first channel and rows, and where in the tiles they go.
+    var start = array<vec4<u32>, MOVES>();
+    var to = array<u32, MOVES>();
+    let channel = thread % DEPTH_FOURS * 4u;
     // @unroll
-    for (var i = 0u; i < 4u; i++) {
-        let row = min(first_row + x_block / DEPTH_FOURS * 4u + i, params.rows - 1u);
-        x_start[i] = params.x_offset + row_start(row, params.x_batch_stride, params.x_token_stride);
-        let column = min(first_column + w_block / DEPTH_FOURS * 4u + i, params.d_out - 1u);
-        w_start[i] = params.weight_offset + column * params.weight_out_stride;
-    }
-
-    var x_next = array<vec4<f32>, 4>();
-    var w_next = array<vec4<f32>, 4>();
-    var sum = array<vec4<f32>, ROWS * COLUMN_FOURS>();
-    // Each turn of the loop computes with the tiles that the one before it has read.
-    if (params.d_in > 0u) {
+    for (var m = 0u; m < MOVES; m++) {
+        let of_x = is_of_x(m, thread);
+        let block = m * THREADS + thread - select(X_BLOCKS, 0u, of_x);
+        let four = block / DEPTH_FOURS;
+        to[m] = channel * select(W_FOURS, X_FOURS, of_x) + place(four, channel);
         // @unroll
         for (var i = 0u; i < 4u; i++) {
-            if (x_block < X_BLOCKS) {
-                x_next[i] = x_four(x_start[i], x_channel);
-            }
-            if (w_block < W_BLOCKS) {
-                w_next[i] = weight_four(w_start[i], w_channel);
+            // Rows and columns past the end read the last one; nothing is stored of them.
+            if (of_x) {
+                let row = min(first_row + four * 4u + i, params.rows - 1u);
+                start[m][i] = params.x_offset + row_start(row, params.x_batch_stride, params.x_token_stride);
+            } else {
+                let column = min(first_column + four * 4u + i, params.d_out - 1u);
+                start[m][i] = params.weight_offset + column * params.weight_out_stride;
             }
         }
     }
+
+    if (params.d_in > 0u) {
+        var block = array<array<vec4<f32>, 4>, MOVES>();
+        // @unroll
+        for (var m = 0u; m < MOVES; m++) {
+            block[m] = block_at(is_of_x(m, thread), start[m], channel);
+        }
+        // @unroll
+        for (var m = 0u; m < MOVES; m++) {
+            put(block[m], is_of_x(m, thread), to[m], channel);
+        }
+    }
+    // The first tiles are read by invocations that did not write them.
+    workgroupBarrier();
+    var sum = array<vec4<f32>, ROWS * COLUMN_FOURS>();
     for (var first = 0u; first < params.d_in; first += DEPTH) {
-        // Others may still read the tiles before these.
-        workgroupBarrier();
-        if (x_block < X_BLOCKS) {
-            // @unroll
-            for (var i = 0u; i < 4u; i++) {
-                x_tile[x_at + i * X_FOURS] = vec4<f32>(x_next[0u][i], x_next[1u][i], x_next[2u][i], x_next[3u][i]);
-            }
-        }
-        if (w_block < W_BLOCKS) {
-            // @unroll
-            for (var i = 0u; i < 4u; i++) {
-                weight_tile[w_at + i * W_FOURS] = vec4<f32>(w_next[0u][i], w_next[1u][i], w_next[2u][i], w_next[3u][i]);
-            }
-        }
-        // The tiles are read by invocations that did not write them.
-        workgroupBarrier();
-        if (first + DEPTH < params.d_in) {
-            // @unroll
-            for (var i = 0u; i < 4u; i++) {
-                if (x_block < X_BLOCKS) {
-                    x_next[i] = x_four(x_start[i], first + DEPTH + x_channel);
-                }
-                if (w_block < W_BLOCKS) {
-                    w_next[i] = weight_four(w_start[i], first + DEPTH + w_channel);
-                }
-            }
+        // Of the next tiles. (After the last ones the last channels once more, for nobody.)
+        var next = array<array<vec4<f32>, 4>, MOVES>();
+        // @unroll
+        for (var m = 0u; m < MOVES; m++) {
+            next[m] = block_at(is_of_x(m, thread), start[m], first + DEPTH + channel);
         }
         for (var channel = 0u; channel < DEPTH; channel += 4u) {
             let x_from = channel * X_FOURS + place(local.y, channel);
@@ -147,6 +168,14 @@ fn linear_tiled(
                 }
             }
         }
+        // Others may still read these tiles.
+        workgroupBarrier();
+        // @unroll
+        for (var m = 0u; m < MOVES; m++) {
+            put(next[m], is_of_x(m, thread), to[m], first + DEPTH + channel);
+        }
+        // The next tiles are read by invocations that did not write them.
+        workgroupBarrier();
     }
 
     // @unroll

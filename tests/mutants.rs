@@ -58,14 +58,22 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "wrong scale",
         TILED,
-        &[(TILED, "* params.scale", "* (params.scale * 1.01)")],
+        &[(
+            TILED,
+            "select(1.0, params.scale, of_q)",
+            "select(1.0, params.scale * 1.01, of_q)",
+        )],
     ),
     mutant(
         "wrong scale",
         LANES,
         &[(LANES, "* params.scale", "* (params.scale * 1.01)")],
     ),
-    mutant("scale ignored", TILED, &[(TILED, "* params.scale", "")]),
+    mutant(
+        "scale ignored",
+        TILED,
+        &[(TILED, "select(1.0, params.scale, of_q)", "1.0")],
+    ),
     mutant("scale ignored", LANES, &[(LANES, "* params.scale", "")]),
     mutant(
         "dropped tail tile of keys",
@@ -86,8 +94,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "if (key >= from_key[r] && key < limit[r])",
-            "if (key >= from_key[r] && (key >= params.kv_len || key < limit[r]))",
+            "if (key >= from_key && key < limit)",
+            "if (key >= from_key && (key >= params.kv_len || key < limit))",
         )],
     ),
     mutant(
@@ -123,8 +131,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "                    top = peak;",
-            "                    top = max(top, peak);",
+            "var top = highest;",
+            "var top = max(highest, vec4<u32>(rank_of(0.0)));",
         )],
     ),
     mutant(
@@ -141,8 +149,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "                    top = peak;",
-            "                    top = max(-80.0, peak);",
+            "var top = highest;",
+            "var top = max(highest, vec4<u32>(rank_of(-80.0)));",
         )],
     ),
     mutant(
@@ -158,12 +166,12 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         "no maximum subtracted",
         TILED,
         &[
+            (TILED, "exp(own - score_of(top[r]))", "exp(own)"),
             (
                 TILED,
-                "exp(score[r * KEYS + c] - top)",
-                "exp(score[r * KEYS + c])",
+                "exp(select(0.0, score_of(highest[r]) - score_of(top[r]), highest[r] != 0u))",
+                "1.0",
             ),
-            (TILED, "exp(select(0.0, highest[r] - top, seen[r]))", "1.0"),
         ],
     ),
     mutant(
@@ -197,7 +205,7 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "sum[r * COLUMNS + c] = sum[r * COLUMNS + c] * shrink;",
+            "sum[r * COLUMN_FOURS + c] = sum[r * COLUMN_FOURS + c] * shrink;",
             "",
         )],
     ),
@@ -249,7 +257,7 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "if (key >= from_key[r] && key < limit[r])",
+            "if (key >= from_key && key < limit)",
             "if (key < seen_to)",
         )],
     ),
@@ -393,11 +401,40 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         &[
             (
                 TILED,
-                "let weight = weights[(first_row + r) * BLOCK_K + first + j];",
-                "let weight = max(0.0, weights[(first_row + r) * BLOCK_K + first + j]);",
+                "let four = bitcast<vec4<f32>>(exchange[w_from + i * Q_FOURS]);",
+                "let four = max(vec4<f32>(), bitcast<vec4<f32>>(exchange[w_from + i * Q_FOURS]));",
             ),
-            (TILED, "if (!(weight < 0.0))", "if (true)"),
+            (TILED, "if (!(four[r] < 0.0))", "if (true)"),
         ],
+    ),
+    mutant(
+        "one key of four tells whether any is hidden",
+        TILED,
+        &[(TILED, "signs |= weights[i];", "signs = weights[i];")],
+    ),
+    mutant(
+        "negative scores ranked as positive ones",
+        TILED,
+        &[(TILED, "~bits, (bits >> 31u) != 0u)", "~bits, false)")],
+    ),
+    mutant(
+        "queries written and read in different places",
+        TILED,
+        &[(TILED, "place(local.y, channel / 2u)", "local.y")],
+    ),
+    mutant(
+        "weights written and read in different places",
+        TILED,
+        &[(TILED, "place(local.y, local.x)", "local.y")],
+    ),
+    mutant(
+        "tiles of queries counted from the end, one off",
+        TILED,
+        &[(
+            TILED,
+            "params.q_tiles - 1u - tile",
+            "(params.q_tiles - tile) % params.q_tiles * 2u",
+        )],
     ),
     mutant(
         "hidden values multiplied by 0",
@@ -438,8 +475,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "select(0.0, sum[r * COLUMNS + c] / row_total, seen[r])",
-            "(sum[r * COLUMNS + c] / row_total)",
+            "select(0.0, four[c % 4u] / row_total[r], seen)",
+            "(four[c % 4u] / row_total[r])",
         )],
     ),
     mutant(
@@ -456,8 +493,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "row_total = row_total + partial[(first_row + r) * SIDE + i];",
-            "row_total = total[r];",
+            "row_total += bitcast<vec4<f32>>(exchange[i * Q_FOURS + local.y]);",
+            "row_total = total;",
         )],
     ),
     mutant(
@@ -470,13 +507,18 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
-        "only the first values of a block",
+        "only the first values of a slice",
         TILED,
         &[(
             TILED,
-            "first < BLOCK_K; first += VALUE_KEYS",
+            "first < SLICE; first += VALUE_KEYS",
             "first < VALUE_KEYS; first += VALUE_KEYS",
         )],
+    ),
+    mutant(
+        "only the first slice of a block",
+        TILED,
+        &[(TILED, "s < KEY_FOURS; s++", "s < 1u; s++")],
     ),
 ];
 
@@ -488,12 +530,21 @@ static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
         &[(TILED, "first_key < full_from || ", "")],
     ),
     mutant(
+        "rows past an item's queries see full blocks",
+        TILED,
+        &[(
+            TILED,
+            "end_query >= min(first_query + BLOCK_Q, item.rows)",
+            "first_query < end_query",
+        )],
+    ),
+    mutant(
         "a row's first key ignored",
         TILED,
         &[(
             TILED,
-            "if (key >= from_key[r] && key < limit[r])",
-            "if (key < limit[r])",
+            "if (key >= from_key && key < limit)",
+            "if (key < limit)",
         )],
     ),
     mutant(
@@ -506,8 +557,8 @@ static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "channel < params.value_dim) {\n                    let",
-            "channel < params.head_dim) {\n                    let",
+            "if (channel < params.value_dim) {",
+            "if (channel < params.head_dim) {",
         )],
     ),
     mutant(
@@ -518,7 +569,7 @@ static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "the sink counted by every invocation of a row",
         TILED,
-        &[(TILED, "seen[r] && local.x == 0u", "seen[r]")],
+        &[(TILED, "sinks && local.x == 0u", "sinks")],
     ),
     mutant(
         "the sink kept out of the maximum",
@@ -1251,6 +1302,8 @@ static OTHER_MUTANTS: &[Mutant] = &[
 ];
 
 const LTILED: &str = "linear_tiled";
+const LFOURS: &str = "shared/linear_fours";
+const LFOURS_ANY: &str = "shared/linear_fours_any";
 const LLANES: &str = "linear_lanes";
 const LFEW: &str = "linear_few";
 const ROWS: &str = "shared/linear_params";
@@ -1295,10 +1348,15 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "channels past the end counted",
         LTILED,
+        &[(LTILED, "there[i])", "true)")],
+    ),
+    mutant(
+        "four channels at once: rows begin elsewhere",
+        LTILED,
         &[(
-            LTILED,
-            "row < params.rows && channel < params.d_in",
-            "row < params.rows",
+            LFOURS,
+            "weight[(start + min(channel, params.d_in - 4u)) / 4u]",
+            "weight[start + min(channel, params.d_in - 4u)]",
         )],
     ),
     mutant(
@@ -1402,7 +1460,7 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "channel stride of x ignored",
         LTILED,
-        &[(LTILED, "channel * params.x_channel_stride", "channel")],
+        &[(LFOURS_ANY, " * params.x_channel_stride", "")],
     ),
     mutant(
         "channel stride of x ignored",
@@ -1412,7 +1470,7 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "channel stride of the weight ignored",
         LTILED,
-        &[(LTILED, "channel * params.weight_in_stride", "channel")],
+        &[(LFOURS_ANY, " * params.weight_in_stride", "")],
     ),
     mutant(
         "channel stride of the weight ignored",
@@ -1486,7 +1544,25 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "columns of a pair exchanged",
         LTILED,
-        &[(LTILED, "2u * x + c % 2u", "2u * x + (c + 1u) % 2u")],
+        &[(
+            LTILED,
+            "vec2<f32>(four[c % 4u], four[c % 4u + 1u])",
+            "vec2<f32>(four[c % 4u + 1u], four[c % 4u])",
+        )],
+    ),
+    mutant(
+        "weights written and read in different places",
+        LTILED,
+        &[(LTILED, "place(local.x, channel)", "local.x")],
+    ),
+    mutant(
+        "the first tiles read again",
+        LTILED,
+        &[(
+            LTILED,
+            "start[m], first + DEPTH + channel)",
+            "start[m], channel)",
+        )],
     ),
     mutant(
         "bias ignored",
@@ -1626,7 +1702,7 @@ fn broken(name: &str, edits: &[Edit]) -> Subject {
             kernel.source = Box::leak(edited(kernel.source, *edit).into_boxed_str());
         } else if let Some(at) = rules.iter().position(|rule| rule.name == edit.0) {
             rules[at] = fragment(&rules[at]);
-        } else if edit.0.starts_with("rules/") {
+        } else if kernel.fragments.iter().all(|f| f.name != edit.0) {
             let mut all = (kernel.configurations)().into_iter().flat_map(|c| c.rules);
             let found = all.find(|rule| rule.name == edit.0);
             rules.push(fragment(
@@ -1670,7 +1746,7 @@ fn attention_cases() -> Vec<PreparedAttention> {
         [|_| -200.0, |key| 200.0 - key as f32, |key| key as f32 * 0.2];
     for score in scores {
         let problem = AttentionProblem {
-            kv_len: 45,
+            kv_len: 75,
             rules: AttentionRules {
                 scale: Some(1.0),
                 ..Default::default()
@@ -1749,18 +1825,26 @@ fn rule_cases() -> Vec<PreparedAttention> {
             .with_sinks(vec![0.5, -1.0, 2.0, f32::NEG_INFINITY]),
     );
     let causal = with(
-        problem(9, 40),
+        // Blocks of 64 keys that the first query sees whole, and later ones do not.
+        problem(9, 100),
         Layout::HeadMajor,
         AttentionRules {
-            window_left: Some(33),
+            window_left: Some(80),
             ..AttentionRules::causal(BottomRight)
         },
     );
     cases.push(
         causal
-            .with_kv_lens(&[40, 12, 7])
+            .with_kv_lens(&[100, 12, 7])
             .with_sinks(vec![9.0, 1.0, 0.0, -3.0]),
     );
+    // Blocks of 64 keys that every query sees whole, and rows past an item's queries, which see none.
+    let short = with(
+        problem(9, 70),
+        Layout::Contiguous,
+        AttentionRules::default(),
+    );
+    cases.push(short.with_q_lens(&[9, 5, 0]));
     // Wider values than keys.
     let wide = AttentionProblem {
         value_dim: 7,
@@ -1867,7 +1951,7 @@ fn score(score: f32, batch: u32, head: u32, query: u32, key: u32) -> f32 {
 };
 
 fn linear_cases() -> Vec<PreparedLinear> {
-    // Small tiles, then large ones.
+    // Small tiles, then large ones; and four channels at once.
     [(2, 19), (3, 67)]
         .into_iter()
         .flat_map(|(batch, tokens)| {
@@ -1876,6 +1960,7 @@ fn linear_cases() -> Vec<PreparedLinear> {
                 ..LinearCase::new(batch, tokens, 37, 45)
             })
         })
+        .chain([LinearCase::new(2, 19, 44, 45)])
         .map(|case| case.prepare())
         .collect()
 }
@@ -2337,7 +2422,7 @@ static UNSEEN_BY_8_LANES: &[(&str, usize, &str)] = &[
     ),
     (
         TILED,
-        5,
+        6,
         "the eight invocations of a row, which exchange totals here, are one vector and run in step",
     ),
     (

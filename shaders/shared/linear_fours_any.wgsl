@@ -1,18 +1,16 @@
 // Four neighbouring channels of a row of x or of the weight, wherever they lie: four loads. Channels past the last one
-// are 0.
+// are anything.
 @group(0) @binding(0)
 var<storage, read> x: array<f32>;
 @group(0) @binding(1)
 var<storage, read> weight: array<f32>;
 
 fn x_one(start: u32, channel: u32) -> f32 {
-    let value = x[start + min(channel, params.d_in - 1u) * params.x_channel_stride];
-    return select(0.0, value, channel < params.d_in);
+    return x[start + min(channel, params.d_in - 1u) * params.x_channel_stride];
 }
 
 fn weight_one(start: u32, channel: u32) -> f32 {
-    let value = weight[start + min(channel, params.d_in - 1u) * params.weight_in_stride];
-    return select(0.0, value, channel < params.d_in);
+    return weight[start + min(channel, params.d_in - 1u) * params.weight_in_stride];
 }
 
 fn x_four(start: u32, channel: u32) -> vec4<f32> {
