@@ -2,19 +2,20 @@
 //
 // One workgroup of ACROSS x DOWN invocations covers TILE_M rows by TILE_N columns of y and walks over d_in DEPTH
 // channels at a time, with the tiles of x and W in workgroup memory, channel by channel; each invocation owns ROWS by
-// COLUMNS outputs, four neighbouring rows and four neighbouring columns at a time. What an invocation reads of the next
-// tiles waits in its registers while it computes with these.
+// COLUMNS outputs, four neighbouring rows and four neighbouring columns at a time.
 //
 // x (B, T, d_in), weight (d_out, d_in), bias (d_out), y (B, T, d_out), each by its strides.
 // Each output is one chain of multiply-adds over d_in in order, whatever its place in the tile: equal rows
 // of x give equal bits.
-// Host: ROWS and COLUMNS (multiples of 4), ACROSS and DOWN (multiples of 8, one invocation a block of 4 rows or columns
-// by 4 channels at least). x and weight, four channels at a time: shared/linear_fours or shared/linear_fours_any.
+// Host: ROWS and COLUMNS (multiples of 4), ACROSS and DOWN (multiples of 8; both operands together are as many blocks of 4 x 4 for
+// each invocation). x and weight, four channels at a time: shared/linear_fours or shared/linear_fours_any.
 //
 // No workgroup memory is read before it was written, so the driver need not clear it.
 //
-// Measured by AMD's open compiler for RDNA2, a channel's worth of a tile of 64 x 64 outputs: the kernel before this one, 4 x 4 outputs
-// an invocation from single words, made 2 multiply-adds for each access of workgroup memory; this one makes 16.
+// Against the kernel before it (4 x 4 outputs an invocation, from single words), by AMD's open compiler for RDNA2 and RDNA3: 16
+// multiply-adds for each access of workgroup memory instead of 2.9, 98 % of the vector arithmetic of the innermost loop instead of
+// 97 %, 8 reads of global memory in flight instead of one. Reading the next tiles before computing with these was tried: the compiler moves
+// the reads behind the loop again, or waits for them at once where they go round it.
 
 @group(0) @binding(2)
 var<storage, read> bias: array<f32>;

@@ -94,8 +94,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "if (key >= from_key && key < limit)",
-            "if (key >= from_key && (key >= params.kv_len || key < limit))",
+            "pair.visible & (key >= from_key) & (key < limit)",
+            "pair.visible & (key >= from_key) & (key >= params.kv_len || key < limit)",
         )],
     ),
     mutant(
@@ -257,8 +257,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "if (key >= from_key && key < limit)",
-            "if (key < seen_to)",
+            "pair.visible & (key >= from_key) & (key < limit)",
+            "pair.visible & (key < seen_to)",
         )],
     ),
     mutant(
@@ -493,7 +493,7 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "row_total += bitcast<vec4<f32>>(exchange[i * Q_FOURS + local.y]);",
+            "row_total += bitcast<vec4<f32>>(exchange[local.y * ACROSS + i]);",
             "row_total = total;",
         )],
     ),
@@ -543,8 +543,8 @@ static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
         TILED,
         &[(
             TILED,
-            "if (key >= from_key && key < limit)",
-            "if (key < limit)",
+            "pair.visible & (key >= from_key) & (key < limit)",
+            "pair.visible & (key < limit)",
         )],
     ),
     mutant(
@@ -2437,6 +2437,14 @@ static UNSEEN_BY_8_LANES: &[(&str, usize, &str)] = &[
     ),
 ];
 
+/// Barriers that no software adapter can show to be missing, and why. (By the code that AMD's compiler makes they are
+/// needed.)
+static UNSEEN_BY_MASKED_LANES: &[(&str, usize, &str)] = &[(
+    TILED,
+    5,
+    "before they leave a loop these adapters walk through it once more with no lane on, its barriers included",
+)];
+
 /// A kernel without one of its barriers is rejected: on a software adapter, whose invocations run in a fixed order,
 /// so that a race shows every time.
 #[test]
@@ -2469,6 +2477,9 @@ fn missing_barriers_are_rejected() {
             let unseen = UNSEEN_BY_8_LANES
                 .iter()
                 .find(|(kernel, n, _)| (*kernel, *n) == (name, number));
+            let never = UNSEEN_BY_MASKED_LANES
+                .iter()
+                .find(|(kernel, n, _)| (*kernel, *n) == (name, number));
             let rejected = match subject.kernel.operation {
                 Operation::Attention => rejected_by_attention(&gpu, &attention, &subject),
                 Operation::Decode => rejected_by_attention(&gpu, &decoded, &subject),
@@ -2478,6 +2489,8 @@ fn missing_barriers_are_rejected() {
                 _ => rejected_by_others(&gpu, subject.kernel),
             };
             let result = rejected.and_then(|rejected| match (rejected, unseen, lanes) {
+                (true, ..) if never.is_some() => Err(format!("rejected, though {never:?}")),
+                (false, ..) if never.is_some() => Ok(()),
                 (true, None, _) | (_, Some(_), None) => Ok(()),
                 (false, None, _) => Err("not rejected".into()),
                 (false, Some(_), Some(lanes)) if lanes >= 8 => Ok(()),
