@@ -7,8 +7,8 @@ pub use cache::{CacheArguments, CacheColumns};
 use crate::element::ElementType;
 use crate::gpu::{Argument, Call, Capabilities, Gpu, Pipeline, Timestamps};
 use crate::kernels::{
-    Configuration, FEW_LANES, Form, Fragment, Kernel, LINEAR_LANES, LinearParams, Operation,
-    STORE_ROWS, X_ANY, X_FOURS,
+    Configuration, FEW_LANES, Form, Fragment, Kernel, LINEAR_FOURS, LINEAR_FOURS_ANY, LINEAR_LANES,
+    LinearParams, Operation, STORE_ROWS, X_ANY, X_FOURS,
 };
 use crate::operands::{argument, begins_on_fours, check_operands, expect_contiguous_last, first};
 use crate::plan::{Plan, check_plan, choose_kernel, fold, lanes_of, size, suited};
@@ -129,17 +129,19 @@ impl LinearProblem {
         store: &Fragment,
         capabilities: &Capabilities,
     ) -> (Configuration, String) {
-        let mut configurations = (kernel.configurations)();
         let few = kernel.operation == Operation::LinearFew;
+        let tiled = !few && kernel.form == Form::Tiled;
         let (lanes, weights) = lanes_of(capabilities, &LINEAR_LANES);
-        let x = match self.d_in.is_multiple_of(4) {
-            true => &X_FOURS,
-            false => &X_ANY,
+        // Where rows of a call's operands do not begin there, `unaligned` takes its place.
+        let (x, fours) = match self.d_in.is_multiple_of(4) {
+            true => (&X_FOURS, &LINEAR_FOURS),
+            false => (&X_ANY, &LINEAR_FOURS_ANY),
         };
+        let mut configurations = (kernel.configurations)();
         configurations.retain(|configuration| {
             let suits = match kernel.form {
                 _ if few => configuration.get("LANES") == few_lanes,
-                Form::Tiled => true,
+                Form::Tiled => configuration.rules.contains(fours),
                 Form::Lanes => {
                     configuration.rules.contains(weights)
                         && configuration.rules.contains(x)
@@ -149,14 +151,21 @@ impl LinearProblem {
             suits && configuration.rules.contains(store)
         });
         let tile_m = |configuration: &Configuration| tile(kernel, configuration).0;
+        let tiles = |configuration: &Configuration| {
+            let (m, n) = tile(kernel, configuration);
+            rows.div_ceil(m) * (self.d_out as u64).div_ceil(n)
+        };
         let chosen = if few {
             // The smallest that holds all rows.
             let holds = |configuration: &&Configuration| tile_m(configuration) >= rows;
             let chosen = configurations.iter().find(holds);
             chosen.or(configurations.last())
         } else {
-            // Small tiles where a large one would be less than half full.
-            let fits = |configuration: &&Configuration| tile_m(configuration) <= 2 * rows;
+            // Small tiles where a large one would be less than half full, or would leave a GPU idle.
+            let fits = |configuration: &&Configuration| {
+                tile_m(configuration) <= 2 * rows
+                    && (!tiled || tiles(configuration) >= ENOUGH_TILES)
+            };
             let chosen = configurations.iter().rev().find(fits);
             chosen.or(configurations.first())
         };
@@ -165,16 +174,30 @@ impl LinearProblem {
             rules: Vec::new(),
         });
         let (tile_m, tile_n) = tile(kernel, &configuration);
-        let why = format!("{rows} rows in tiles of {tile_m} x {tile_n}");
+        let mut why = format!("{rows} rows in tiles of {tile_m} x {tile_n}");
+        if tiled {
+            why.push_str(match tiles(&configuration) {
+                ENOUGH_TILES.. => ", the largest of which there are enough for a GPU",
+                _ => ", the smallest, since there are few of them",
+            });
+        }
         (configuration, why)
     }
 }
 
-/// The same configuration of a kernel in the lanes form for an x whose rows lie anywhere; `None` where it takes them already,
-/// or is another kernel's.
+/// Tiles of a projection that keep a GPU busy: it takes some hundred workgroups at once.
+const ENOUGH_TILES: u64 = 128;
+
+/// The same configuration of linear_tiled or linear_lanes for operands whose rows lie anywhere; `None` where it takes them
+/// already, or is another kernel's.
 fn unaligned(configuration: &Configuration) -> Option<Configuration> {
     let mut any = configuration.clone();
-    *any.rules.iter_mut().find(|rule| **rule == X_FOURS)? = X_ANY.clone();
+    let wide = |rule: &&mut Fragment| **rule == LINEAR_FOURS || **rule == X_FOURS;
+    let rule = any.rules.iter_mut().find(wide)?;
+    *rule = match *rule == X_FOURS {
+        true => X_ANY.clone(),
+        false => LINEAR_FOURS_ANY.clone(),
+    };
     Some(any)
 }
 
@@ -183,7 +206,10 @@ fn tile(kernel: &Kernel, configuration: &Configuration) -> (u64, u64) {
     let (rows, columns) = (configuration.get("ROWS"), configuration.get("COLUMNS"));
     let (m, n) = match (kernel.operation, kernel.form) {
         (Operation::LinearFew, _) => (rows, columns),
-        (_, Form::Tiled) => (16 * rows, 16 * columns),
+        (_, Form::Tiled) => (
+            configuration.get("DOWN") * rows,
+            configuration.get("ACROSS") * columns,
+        ),
         (_, Form::Lanes) => (configuration.get("LANES") * rows, columns),
     };
     (u64::from(m.max(1)), u64::from(n.max(1)))
@@ -355,7 +381,12 @@ impl Linear {
         ];
         // Most callers' rows begin where four channels can be read at once; a pipeline for the others is made when they come.
         let narrow = unaligned(&self.plan.configuration).filter(|_| {
-            !d_in.is_multiple_of(4) || x.stride(2) != 1 || !begins_on_fours(x, x_at, 0..2)
+            // (The lanes form reads weights one by one, wherever they lie.)
+            let whole = |view: &TensorView, at, rows: usize| {
+                view.stride(rows) == 1 && begins_on_fours(view, at, 0..rows)
+            };
+            let weights = self.plan.kernel.form == Form::Lanes || whole(weight, weight_at, 1);
+            !(d_in.is_multiple_of(4) && whole(x, x_at, 2) && weights)
         });
         let pipeline = match &narrow {
             Some(configuration) => &self.gpu.pipeline(self.plan.kernel, configuration)?,

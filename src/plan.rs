@@ -312,6 +312,47 @@ mod tests {
         }
     }
 
+    /// Large tiles where there are enough of them to keep a GPU busy, small ones elsewhere; and the plan says so.
+    #[test]
+    fn tiles_are_as_large_as_a_gpu_stays_busy_with() {
+        struct Case {
+            heads: usize,
+            tokens: usize,
+            queries: u32,
+            outputs: u32,
+        }
+        let case = |heads, tokens, queries, outputs| Case {
+            heads,
+            tokens,
+            queries,
+            outputs,
+        };
+        let capabilities = Capabilities::webgpu_defaults(wgpu::DeviceType::DiscreteGpu);
+        for case in [
+            case(1, 1024, 32, 32),
+            case(12, 64, 32, 32),
+            case(12, 1024, 64, 64),
+            case(48, 4096, 64, 128),
+        ] {
+            let problem = crate::AttentionProblem::new(1, case.heads, case.tokens, 64);
+            let plan = problem.plan(&capabilities).unwrap();
+            assert_eq!(4 * plan.configuration.get("DOWN"), case.queries, "{plan}");
+            assert!(plan.reason.contains("blocks, since there are"), "{plan}");
+            let problem = crate::LinearProblem {
+                batch: 1,
+                tokens: case.tokens,
+                d_in: 768,
+                d_out: 64 * case.heads,
+                form: None,
+                few: None,
+            };
+            let plan = problem.plan(&capabilities).unwrap();
+            let [rows, down] = ["ROWS", "DOWN"].map(|name| plan.configuration.get(name));
+            assert_eq!(rows * down, case.outputs, "{plan}");
+            assert!(plan.reason.contains("of them"), "{plan}");
+        }
+    }
+
     #[test]
     fn lanes_follow_subgroups_of_a_size_that_is_known_in_advance() {
         let mut capabilities = Capabilities::webgpu_defaults(wgpu::DeviceType::Cpu);

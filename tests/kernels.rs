@@ -15,7 +15,7 @@ mod support;
 use support::check::*;
 use support::{Random, run};
 use wgpu_attention::Alignment::{BottomRight, TopLeft};
-use wgpu_attention::kernels::{FOURS_ANY, Form, Operation, STORE_ROWS};
+use wgpu_attention::kernels::{FOURS_ANY, FOURS_F32, Form, LINEAR_FOURS, Operation, STORE_ROWS};
 use wgpu_attention::{
     Alignment, AttentionArguments, AttentionProblem, AttentionRules, ElementType, Gpu,
     LinearArguments, LinearProblem, TensorView, reference,
@@ -108,6 +108,9 @@ fn means(problem: AttentionProblem) -> AttentionData {
 
 // ---------------------------------------------------------------- attention against the reference
 
+/// Layouts in which rows begin where four channels can be read at once.
+const ALIGNED: [Layout; 3] = [Layout::Contiguous, Layout::HeadMajor, Layout::Fused];
+
 /// Compiles and runs every configuration of a form for f32; of the smaller types those of one size. (The random
 /// problems draw from the others.) One test for each set of rules, since they compile side by side.
 fn every_configuration(form: Form, rules: [&str; 2]) {
@@ -137,22 +140,30 @@ fn every_configuration(form: Form, rules: [&str; 2]) {
         };
         let paged = configuration.rules.iter().any(|r| r.name == "rules/pages");
         let any = configuration.rules.contains(&FOURS_ANY);
+        let least = match form {
+            Form::Lanes => 16,
+            Form::Tiled => 32,
+        };
         // Not planned where subgroups have a known size.
         let uniform = form == Form::Lanes
             && configuration.subgroup_size().is_none()
             && gpu.capabilities().known_subgroup() == Some(8);
-        if (kv_type != ElementType::F32 || paged || any || uniform) && size != 16 {
+        if (kv_type != ElementType::F32 || paged || any || uniform) && size != least {
             continue;
         }
-        // The size itself, and the smallest that is rounded up to it.
+        // The size itself, and the smallest that is rounded up to it; where four channels are read at once, a multiple of
+        // four.
         let smallest = match (form, size) {
-            (Form::Tiled, 16) | (_, 8) => 1,
+            (Form::Tiled, 32) | (_, 8) => 1,
             (_, 96) => 65,
             (_, 128) => 97,
             (_, 192) => 129,
             (_, 256) => 193,
             _ => size / 2 + 1,
         };
+        let fours = form == Form::Tiled && !any;
+        let smallest = if fours { smallest + 3 } else { smallest };
+        let layouts = if fours { &ALIGNED } else { &LAYOUTS[..] };
         for value_dim in [size, smallest] {
             let mut random = Random::new(number as u64);
             let problem = AttentionProblem {
@@ -173,7 +184,7 @@ fn every_configuration(form: Form, rules: [&str; 2]) {
                 ..AttentionProblem::new(2, 2, 65 + number % 5, 1)
             };
             let mut data = AttentionData {
-                layout: LAYOUTS[number % 5],
+                layout: layouts[number % layouts.len()],
                 ..random_operands(problem, &mut random)
             };
             let [b, h, q, k] = [2, 2, data.problem.q_len, data.problem.kv_len];
@@ -262,7 +273,11 @@ fn lengths_around_every_tile_edge_match_the_reference() {
                 let rules = if masked { MASKED } else { PLAIN };
                 let f32 = configuration.get("KV_TYPE") == 0;
                 let size = configuration.get("HEAD_DIM") + configuration.get("VALUE_DIM");
-                f32 && [8, 16].contains(&size)
+                // Four channels are read at once of heads that are multiples of four.
+                let fits =
+                    !configuration.rules.contains(&FOURS_F32) || case.head_dim.is_multiple_of(4);
+                f32 && fits
+                    && [8, 32].contains(&size)
                     && configuration
                         .rules
                         .iter()
@@ -1116,6 +1131,11 @@ fn projections_around_every_tile_edge_match_the_reference() {
             };
             let prepared = case.prepare();
             for subject in &subjects {
+                let configuration = subject.configuration.as_ref().unwrap();
+                let fours = configuration.rules.contains(&LINEAR_FOURS);
+                if fours && !case.d_in.is_multiple_of(4) {
+                    continue;
+                }
                 let result = prepared.check(&gpu, subject);
                 failures.note(format!("{subject} {case:?}"), result);
             }

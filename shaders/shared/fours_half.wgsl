@@ -14,10 +14,14 @@ fn four_of(words: vec2<u32>) -> vec4<f32> {
     );
 }
 
+// Channels past the head are anything.
+fn k_four_unmasked(row: u32, channel: u32) -> vec4<f32> {
+    return four_of(k[(row + min(channel, params.head_dim - 4u)) / 4u]);
+}
+
 // Channels past the head are 0.
 fn k_four(row: u32, channel: u32) -> vec4<f32> {
-    let four = four_of(k[(row + min(channel, params.head_dim - 4u)) / 4u]);
-    return select(vec4<f32>(), four, channel < params.head_dim);
+    return select(vec4<f32>(), k_four_unmasked(row, channel), channel < params.head_dim);
 }
 
 // Channels past the head are anything.

@@ -55,8 +55,15 @@ impl AttentionProblem {
             kernel = tiled;
             fitting = self.configurations(kernel, capabilities);
         }
-        // Large blocks where at least two of them are full.
-        let full = |c: &&Configuration| 2 * queries_per_group(kernel, c) <= self.q_len as u64;
+        // Large blocks where at least two of them are full, and where a GPU still has enough of them.
+        let workgroups = |c: &Configuration| {
+            let heads = (self.heads as u64).saturating_mul(self.batch as u64);
+            self.row_tiles(kernel, c).saturating_mul(heads)
+        };
+        let full = |c: &&Configuration| {
+            2 * queries_per_group(kernel, c) <= self.q_len as u64
+                && (kernel.form == Form::Lanes || workgroups(c) >= ENOUGH_BLOCKS_TILED)
+        };
         let chosen = fitting.iter().rev().find(full);
         let chosen = chosen.or(fitting.first());
         let configuration = chosen
@@ -65,12 +72,15 @@ impl AttentionProblem {
         capabilities.can_bind(kernel, &configuration)?;
         let parts = self.parts(kernel, &configuration, capabilities)?;
         let block_q = queries_per_group(kernel, &configuration);
-        let groups = self
-            .row_tiles(kernel, &configuration)
-            .saturating_mul(self.heads as u64)
-            .saturating_mul(self.batch as u64);
+        let groups = workgroups(&configuration);
         let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
         let (workspace_bytes, gathered) = self.gathered_tables();
+        if fitting.len() > 1 && kernel.form == Form::Tiled {
+            reason.push_str(match groups {
+                ENOUGH_BLOCKS_TILED.. => "; large blocks, since there are enough of them for a GPU",
+                _ => "; small blocks, since there are few of them",
+            });
+        }
         let mut plan = Plan {
             grid: fold(groups, capabilities, "attention")?,
             groups: groups as u32,
@@ -423,11 +433,12 @@ impl AttentionProblem {
         fitting
     }
 
-    /// How kernels of the lanes form read k and v: four channels in one load where heads are multiples of four channels. (Where rows
-    /// of a call's operands do not begin there, [`unaligned`] takes its place.)
+    /// How kernels read k and v four channels at a time: in one load where heads are multiples of four channels. (Where rows
+    /// of a call's operands do not begin there, [`unaligned`] takes its place.) Not decode_tiled.
     fn fours(&self, kernel: &Kernel) -> Option<&'static Fragment> {
         let whole = self.head_dim.is_multiple_of(4) && self.value_dim.is_multiple_of(4);
-        (kernel.form == Form::Lanes).then_some(match (whole, self.kv_type) {
+        let reads_fours = (kernel.operation, kernel.form) != (Operation::Decode, Form::Tiled);
+        reads_fours.then_some(match (whole, self.kv_type) {
             (false, _) => &FOURS_ANY,
             (true, ElementType::F32) => &FOURS_F32,
             (true, _) => &FOURS_HALF,
@@ -478,6 +489,9 @@ const MOST_DECODED: usize = 8;
 const ENOUGH_WORKGROUPS_LANES: u64 = 8;
 const ENOUGH_WORKGROUPS_TILED: u64 = 512;
 
+/// Blocks of queries that keep a GPU busy: it takes some hundred workgroups at once.
+const ENOUGH_BLOCKS_TILED: u64 = 128;
+
 /// Keys below which a part is not worth its workgroup and its place in the merge.
 const FEWEST_KEYS_LANES: u64 = 64;
 const FEWEST_KEYS_TILED: u64 = 256;
@@ -485,7 +499,7 @@ const FEWEST_KEYS_TILED: u64 = 256;
 /// Parts in which keys are split at most for the sake of speed.
 const MOST_SPLITS: u64 = 64;
 
-/// The same configuration of a kernel in the lanes form for operands whose rows begin anywhere; `None` where it takes them already, or
+/// The same configuration of a kernel that reads fours for operands whose rows begin anywhere; `None` where it takes them already, or
 /// is another kernel's.
 pub(super) fn unaligned(configuration: &Configuration) -> Option<Configuration> {
     let mut any = configuration.clone();
@@ -506,10 +520,11 @@ fn gathered_words(count: usize, bytes: u64) -> String {
 
 /// Queries (of the decode kernels: rows, a query of a head each) that one workgroup computes.
 pub(super) fn queries_per_group(kernel: &Kernel, configuration: &Configuration) -> u64 {
-    let lanes = match kernel.form {
-        _ if kernel.operation == Operation::Decode => 1,
-        Form::Tiled => 8,
-        Form::Lanes => configuration.get("LANES"),
+    let (operation, form) = (kernel.operation, kernel.form);
+    let rows = match (operation, form) {
+        (Operation::Decode, _) => configuration.get("ROWS"),
+        (_, Form::Tiled) => 4 * configuration.get("DOWN"),
+        (_, Form::Lanes) => configuration.get("LANES") * configuration.get("ROWS"),
     };
-    u64::from(lanes * configuration.get("ROWS")).max(1)
+    u64::from(rows).max(1)
 }

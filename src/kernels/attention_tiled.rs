@@ -33,58 +33,101 @@ pub(super) static KERNEL: Kernel = Kernel {
     params: AttentionParams::LAYOUT,
     configurations,
     workgroup_bytes: |configuration| {
-        let (value_dim, block_q, block_k) = (
-            configuration.get("VALUE_DIM"),
-            8 * configuration.get("ROWS"),
-            8 * configuration.get("KEYS"),
-        );
-        let tiles = 16 * (block_q + 1 + block_k + 1);
-        let staged = tiles.max(configuration.get("VALUE_KEYS") * value_dim);
-        u64::from(4 * (staged + block_q * block_k + 2 * block_q * 8))
+        let shape = Shape::of(configuration);
+        let tiles = CHUNK * (shape.block_q + shape.block_k);
+        let staged = tiles.max(shape.value_keys * shape.value_dim);
+        u64::from(4 * (staged + shape.slice * shape.block_q))
     },
-    invocations: |_| 64,
+    invocations: |configuration| Shape::of(configuration).invocations,
     loop_iterations: |configuration, keys, channels| {
-        let [value_dim, rows, key_columns, value_keys] =
-            ["VALUE_DIM", "ROWS", "KEYS", "VALUE_KEYS"]
-                .map(|name| u64::from(configuration.get(name)));
-        let (block_q, block_k) = (8 * rows, (8 * key_columns).max(1));
-        let chunk = 1 + (block_q / 4 + 1) + (block_k / 4 + 1) + 17;
-        let values = 1 + (value_keys * value_dim / 64 + 1) + (value_keys + 1);
-        let block =
-            3 + channels.div_ceil(16) * chunk + 9 * rows + block_k / value_keys.max(1) * values;
-        keys.div_ceil(block_k)
+        let shape = Shape::of(configuration);
+        // Each loop of an invocation ends with one more iteration, its exit.
+        let loops = |turns: u32| u64::from(turns) + 1;
+        let chunk = 1 + loops(CHUNK / 4);
+        let turns = shape.value_keys / 4;
+        // (Four keys of which some are hidden are a loop of their own.)
+        let values = 1 + loops(turns) + u64::from(turns) * loops(4);
+        let slice = 1 + u64::from(shape.slice / shape.value_keys.max(1)) * values;
+        let slices = u64::from(shape.block_k / shape.slice.max(1));
+        let chunks = channels.div_ceil(u64::from(CHUNK)).saturating_mul(chunk);
+        let block = (2 + slices * slice).saturating_add(chunks);
+        keys.div_ceil(u64::from(shape.block_k.max(1)))
             .saturating_mul(block)
-            .saturating_add(1 + 9 * rows)
+            .saturating_add(1)
     },
     needs_cleared_memory: false,
 };
 
-/// Value sizes that it is compiled for.
-pub(crate) const VALUE_DIMS: [u32; 7] = [16, 32, 64, 96, 128, 192, 256];
+/// Channels of q and k that are staged at once.
+const CHUNK: u32 = 16;
 
-/// Fewer rows an invocation where Dv is large, so that its part of the output stays in registers; the values
-/// of as many keys at once as 8 KiB hold.
+/// What a configuration says, in the words of the shader.
+struct Shape {
+    value_dim: u32,
+    block_q: u32,
+    block_k: u32,
+    slice: u32,
+    value_keys: u32,
+    invocations: u32,
+}
+
+impl Shape {
+    fn of(configuration: &Configuration) -> Self {
+        let [value_dim, across, down, keys, value_keys] =
+            ["VALUE_DIM", "ACROSS", "DOWN", "KEYS", "VALUE_KEYS"]
+                .map(|name| configuration.get(name));
+        Shape {
+            value_dim,
+            block_q: 4 * down,
+            block_k: across * keys,
+            slice: 4 * across,
+            value_keys,
+            invocations: across * down,
+        }
+    }
+}
+
+/// Value sizes that it is compiled for, and the shapes of each: invocations across and down a workgroup, keys an invocation,
+/// and keys whose values are staged at once. From the smallest block of queries to the largest.
+///
+/// Each fits 16 KiB, the least that WebGPU promises; the larger block of queries fills them and leaves an AMD GPU four waves a SIMD.
+/// Values of more than 128 channels have more invocations a row, so that sums stay in registers.
+const SHAPES: [(u32, &[[u32; 4]]); 6] = [
+    (32, &[[8, 8, 8, 32], [8, 16, 8, 32]]),
+    (64, &[[8, 8, 8, 16], [8, 16, 8, 32]]),
+    (96, &[[8, 8, 4, 16], [8, 16, 8, 16]]),
+    (128, &[[8, 8, 4, 8], [8, 16, 4, 16]]),
+    (192, &[[16, 8, 4, 8]]),
+    (256, &[[16, 8, 4, 8]]),
+];
+
 fn configurations() -> Vec<Configuration> {
     let mut all = Vec::new();
     for rules in rule_sets() {
-        for value_dim in VALUE_DIMS {
-            for kv_type in TYPES {
-                let rows = if value_dim <= 128 { 4 } else { 2 };
-                let value_keys = match value_dim {
-                    0..=64 => 32,
-                    65..=128 => 16,
-                    _ => 8,
-                };
-                all.push(Configuration {
-                    consts: vec![
-                        ("VALUE_DIM", value_dim),
-                        ("KV_TYPE", kv_type),
-                        ("ROWS", rows),
-                        ("KEYS", 4),
-                        ("VALUE_KEYS", value_keys),
-                    ],
-                    rules: rules.clone(),
-                });
+        for (value_dim, shapes) in SHAPES {
+            for (kv_type, fours) in [
+                (0, &FOURS_F32),
+                (1, &FOURS_HALF),
+                (2, &FOURS_HALF),
+                (0, &FOURS_ANY),
+                (1, &FOURS_ANY),
+                (2, &FOURS_ANY),
+            ] {
+                for [across, down, keys, value_keys] in shapes.iter().copied() {
+                    let mut rules = rules.clone();
+                    rules.push(fours.clone());
+                    all.push(Configuration {
+                        consts: vec![
+                            ("VALUE_DIM", value_dim),
+                            ("KV_TYPE", kv_type),
+                            ("ACROSS", across),
+                            ("DOWN", down),
+                            ("KEYS", keys),
+                            ("VALUE_KEYS", value_keys),
+                        ],
+                        rules,
+                    });
+                }
             }
         }
     }

@@ -22,28 +22,51 @@ pub(super) static KERNEL: Kernel = Kernel {
     params: LinearParams::LAYOUT,
     configurations,
     workgroup_bytes: |configuration| {
-        let tile = |side: &str| 16 * configuration.get(side) + 1;
-        u64::from(4 * 16 * (tile("ROWS") + tile("COLUMNS")))
+        let (tile_m, tile_n) = tile(configuration);
+        u64::from(4 * DEPTH * (tile_m + tile_n))
     },
-    invocations: |_| 256,
-    loop_iterations: |configuration, channels, _| {
-        let [rows, columns] = ["ROWS", "COLUMNS"].map(|name| u64::from(configuration.get(name)));
+    invocations: |configuration| configuration.get("ACROSS") * configuration.get("DOWN"),
+    loop_iterations: |_, channels, _| {
+        // Of a tile: itself, and its channels four at a time.
         channels
-            .div_ceil(16)
-            .saturating_mul(1 + (rows + 1) + (columns + 1) + 17)
+            .div_ceil(u64::from(DEPTH))
+            .saturating_mul(1 + u64::from(DEPTH / 4 + 1))
             .saturating_add(1)
     },
     needs_cleared_memory: false,
 };
 
+/// Channels of a tile.
+const DEPTH: u32 = 16;
+
+/// Rows and columns of y that one workgroup computes.
+fn tile(configuration: &Configuration) -> (u32, u32) {
+    let [rows, columns, across, down] =
+        ["ROWS", "COLUMNS", "ACROSS", "DOWN"].map(|name| configuration.get(name));
+    (down * rows, across * columns)
+}
+
+/// Outputs of an invocation along each side of its tile, and invocations along each side of a workgroup: tiles of 32 x 32,
+/// 64 x 64 and 128 x 128.
+const SIZES: [(u32, u32); 3] = [(4, 8), (8, 8), (8, 16)];
+
 fn configurations() -> Vec<Configuration> {
     let mut all = Vec::new();
-    for rules in stores() {
-        for side in [2, 4] {
-            all.push(Configuration {
-                consts: vec![("ROWS", side), ("COLUMNS", side)],
-                rules: rules.clone(),
-            });
+    for store in stores() {
+        for fours in [&LINEAR_FOURS, &LINEAR_FOURS_ANY] {
+            for (outputs, side) in SIZES {
+                let mut rules = store.clone();
+                rules.push(fours.clone());
+                all.push(Configuration {
+                    consts: vec![
+                        ("ROWS", outputs),
+                        ("COLUMNS", outputs),
+                        ("ACROSS", side),
+                        ("DOWN", side),
+                    ],
+                    rules,
+                });
+            }
         }
     }
     all

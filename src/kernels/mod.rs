@@ -156,6 +156,10 @@ pub static WEIGHTS_UNIFORM: Fragment = fragment!("shared/weights_uniform");
 pub static WEIGHTS_SUBGROUP: Fragment = fragment!("shared/weights_subgroup");
 /// What one more key does to a row.
 pub static ONLINE: Fragment = fragment!("shared/online");
+/// Four channels of x or of a weight in one load.
+pub static LINEAR_FOURS: Fragment = fragment!("shared/linear_fours");
+/// Four channels of x or of a weight in four loads, wherever they lie.
+pub static LINEAR_FOURS_ANY: Fragment = fragment!("shared/linear_fours_any");
 /// Where a new token goes in a cache.
 pub static CACHE_ROW: Fragment = fragment!("shared/cache_row");
 /// Store of a projection: keys and values into a cache.

@@ -158,11 +158,11 @@ impl Subject {
             let groups = tiles * problem.kv_heads * problem.batch * plan.splits as usize;
             (plan.groups, plan.grid) = grid_of(groups)?;
         } else if let Some(configuration) = &self.configuration {
-            let lanes = match self.kernel.form {
-                Form::Tiled => 8,
-                Form::Lanes => configuration.get("LANES") as usize,
+            let block = match self.kernel.form {
+                Form::Tiled => 4 * configuration.get("DOWN"),
+                Form::Lanes => configuration.get("LANES") * configuration.get("ROWS"),
             };
-            let block = lanes * configuration.get("ROWS") as usize;
+            let block = block as usize;
             let groups = problem.q_len.div_ceil(block) * problem.heads * problem.batch;
             plan.configuration = configuration.clone();
             (plan.groups, plan.grid) = grid_of(groups)?;
@@ -214,7 +214,10 @@ impl Subject {
             );
             let (m, n) = match (self.kernel.operation, self.kernel.form) {
                 (Operation::LinearFew, _) => (rows, columns),
-                (_, Form::Tiled) => (16 * rows, 16 * columns),
+                (_, Form::Tiled) => (
+                    configuration.get("DOWN") as usize * rows,
+                    configuration.get("ACROSS") as usize * columns,
+                ),
                 (_, Form::Lanes) => (configuration.get("LANES") as usize * rows, columns),
             };
             let groups = (problem.batch * problem.tokens).div_ceil(m) * problem.d_out.div_ceil(n);
