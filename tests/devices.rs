@@ -16,7 +16,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 use support::{Random, gpu, open, run};
 use wgpu_attention::compare::{Tolerance, compare};
-use wgpu_attention::kernels::{Form, KERNELS, MASK, Operation, SCORE_RULES};
+use wgpu_attention::kernels::{FOURS_ANY, Form, KERNELS, MASK, Operation, SCORE_RULES, X_ANY};
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::*;
 
@@ -264,7 +264,15 @@ fn every_kernel_builds_under_webgpu_default_limits() {
             // More rows declare more workgroup memory, which tests/shaders.rs counts.
             let rows =
                 kernel.operation == Operation::Decode && size > 16 && configuration.get("ROWS") > 1;
-            if size > 16 && other || kernel.form == Form::Lanes && large || rows {
+            // Other ways to read the same operands.
+            let again =
+                configuration.rules.contains(&FOURS_ANY) || configuration.rules.contains(&X_ANY);
+            let small = if kernel.name == "attention_lanes" {
+                8
+            } else {
+                16
+            };
+            if size > small && other || kernel.form == Form::Lanes && large || rows || again {
                 continue;
             }
             let plan = |plan: Result<Plan>| Plan {
