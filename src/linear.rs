@@ -354,9 +354,11 @@ impl Linear {
             bound("y", Some(y))?,
         ];
         // Most callers' rows begin where four channels can be read at once; a pipeline for the others is made when they come.
-        let narrow = unaligned(&self.plan.configuration).filter(|_| {
-            !d_in.is_multiple_of(4) || x.stride(2) != 1 || !begins_on_fours(x, x_at, 0..2)
-        });
+        let fours = d_in.is_multiple_of(4) && x.stride(2) == 1 && begins_on_fours(x, x_at, 0..2);
+        let narrow = match fours {
+            true => None,
+            false => unaligned(&self.plan.configuration),
+        };
         let pipeline = match &narrow {
             Some(configuration) => &self.gpu.pipeline(self.plan.kernel, configuration)?,
             None => &self.pipeline,
