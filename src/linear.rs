@@ -380,14 +380,17 @@ impl Linear {
             bound("y", Some(y))?,
         ];
         // Most callers' rows begin where four channels can be read at once; a pipeline for the others is made when they come.
-        let narrow = unaligned(&self.plan.configuration).filter(|_| {
-            // (The lanes form reads weights one by one, wherever they lie.)
-            let whole = |view: &TensorView, at, rows: usize| {
-                view.stride(rows) == 1 && begins_on_fours(view, at, 0..rows)
-            };
-            let weights = self.plan.kernel.form == Form::Lanes || whole(weight, weight_at, 1);
-            !(d_in.is_multiple_of(4) && whole(x, x_at, 2) && weights)
-        });
+        // (The lanes form reads weights one by one, wherever they lie.)
+        let whole = |view: &TensorView, at, rows: usize| {
+            view.stride(rows) == 1 && begins_on_fours(view, at, 0..rows)
+        };
+        let fours = d_in.is_multiple_of(4)
+            && whole(x, x_at, 2)
+            && (self.plan.kernel.form == Form::Lanes || whole(weight, weight_at, 1));
+        let narrow = match fours {
+            true => None,
+            false => unaligned(&self.plan.configuration),
+        };
         let pipeline = match &narrow {
             Some(configuration) => &self.gpu.pipeline(self.plan.kernel, configuration)?,
             None => &self.pipeline,

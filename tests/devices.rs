@@ -16,7 +16,9 @@ use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 use support::{Random, gpu, open, run};
 use wgpu_attention::compare::{Tolerance, compare};
-use wgpu_attention::kernels::{Form, KERNELS, MASK, Operation, SCORE_RULES};
+use wgpu_attention::kernels::{
+    FOURS_ANY, Form, KERNELS, LINEAR_FOURS_ANY, MASK, Operation, SCORE_RULES, X_ANY,
+};
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::*;
 
@@ -264,12 +266,16 @@ fn every_kernel_builds_under_webgpu_default_limits() {
             // More rows declare more workgroup memory, which tests/shaders.rs counts.
             let rows =
                 kernel.operation == Operation::Decode && size > 16 && configuration.get("ROWS") > 1;
-            let least = if kernel.name == "attention_tiled" {
-                32
-            } else {
-                16
+            // Other ways to read the same operands.
+            let again = [&FOURS_ANY, &X_ANY, &LINEAR_FOURS_ANY]
+                .iter()
+                .any(|fragment| configuration.rules.contains(fragment));
+            let least = match kernel.name {
+                "attention_lanes" => 8,
+                "attention_tiled" => 32,
+                _ => 16,
             };
-            if size > least && other || kernel.form == Form::Lanes && large || rows {
+            if size > least && other || kernel.form == Form::Lanes && large || rows || again {
                 continue;
             }
             let plan = |plan: Result<Plan>| Plan {

@@ -2171,11 +2171,11 @@ fn decode_cases() -> Vec<PreparedAttention> {
         masked.v[token * 16..][..16].fill(f32::NAN);
     }
     cases.push(masked.masked(|_, key| key % 3 != 1));
-    // Several blocks of keys that all weigh, and values of more vectors than one.
+    // Several blocks of keys that all weigh, and queries and values of more vectors than one, of 4 lanes too.
     let wide = AttentionProblem {
         value_dim: 24,
         kv_len: 400,
-        ..AttentionProblem::new(1, 1, 1, 8)
+        ..AttentionProblem::new(1, 1, 1, 20)
     };
     cases.push(random_operands(wide, random));
     // Scores whose exponentials overflow beside any highest but their own.

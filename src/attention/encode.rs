@@ -262,7 +262,10 @@ impl Attention {
         let fours = [(k, k_at), (v, v_at)]
             .iter()
             .all(|(view, at)| begins_on_fours(view, *at, 0..3));
-        let narrow = unaligned(&self.plan.configuration).filter(|_| !(whole && fours));
+        let narrow = match whole && fours {
+            true => None,
+            false => unaligned(&self.plan.configuration),
+        };
         let pipeline = match &narrow {
             Some(configuration) => &self.gpu.pipeline(self.plan.kernel, configuration)?,
             None => &self.pipeline,
