@@ -261,7 +261,8 @@ fn attention_tiled(
 
         // Uniform: whether some query of the workgroup may not see some key of the block.
         let hides_some = HIDES_SINGLE_KEYS || first_key < full_from || first_key + BLOCK_K > full_to;
-        var visible = array<bool, ROWS * KEYS>();
+        // A bit a key of each query. (Four words, since SwiftShader does not come to an end with one of all 32 bits.)
+        var hidden = array<u32, ROWS>();
         var peak = vec4<u32>();
         if (hides_some) {
             // @unroll
@@ -275,7 +276,7 @@ fn attention_tiled(
                     let key = first_key + (c / 4u * ACROSS + local.x) * 4u + c % 4u;
                     let pair = judge(item, score[r * KEY_FOURS + c / 4u][c % 4u], row, min(key, seen_to - 1u));
                     let seen = pair.visible & (key >= from_key) & (key < limit);
-                    visible[r * KEYS + c] = seen;
+                    hidden[r] |= select(1u << c, 0u, seen);
                     score[r * KEY_FOURS + c / 4u][c % 4u] = pair.score;
                     peak[r] = max(peak[r], select(0u, rank_of(pair.score), seen));
                 }
@@ -324,8 +325,9 @@ fn attention_tiled(
                 // @unroll
                 for (var c = 0u; c < KEYS; c++) {
                     let weight = score[r * KEY_FOURS + c / 4u][c % 4u];
-                    total[r] = total[r] + select(0.0, weight, visible[r * KEYS + c]);
-                    score[r * KEY_FOURS + c / 4u][c % 4u] = select(-1.0, weight, visible[r * KEYS + c]);
+                    let seen = (hidden[r] & (1u << c)) == 0u;
+                    total[r] = total[r] + select(0.0, weight, seen);
+                    score[r * KEY_FOURS + c / 4u][c % 4u] = select(-1.0, weight, seen);
                 }
             }
         } else {

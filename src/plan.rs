@@ -349,7 +349,7 @@ mod tests {
             let plan = problem.plan(&capabilities).unwrap();
             let [rows, down] = ["ROWS", "DOWN"].map(|name| plan.configuration.get(name));
             assert_eq!(rows * down, case.outputs, "{plan}");
-            assert!(plan.reason.contains("of them"), "{plan}");
+            assert!(plan.reason.contains("rows in tiles of"), "{plan}");
         }
     }
 
