@@ -422,7 +422,9 @@ impl AttentionProblem {
         for configuration in all {
             let fits =
                 configuration.get(name) == size && Some(configuration.get("KV_TYPE")) == kv_type;
-            // Configurations come in every set of rules: any one of them stands for the rules of this problem.
+            // Configurations come in every set of rules: one with its kind of scores stands for the rules of this problem.
+            let scores = configuration.rules.contains(&SCORE_RULES);
+            let fits = fits && scores == self.rules.changes_scores();
             if fits && !fitting.iter().any(|c| c.consts == configuration.consts) {
                 fitting.push(Configuration {
                     rules: rules.clone(),

@@ -115,6 +115,11 @@ fn configurations() -> Vec<Configuration> {
             ] {
                 for [across, down, keys, value_keys] in shapes.iter().copied() {
                     let mut rules = rules.clone();
+                    // Rules that change scores take the registers of the other four keys.
+                    let keys = match rules.contains(&SCORE_RULES) {
+                        true => keys.min(4),
+                        false => keys,
+                    };
                     rules.push(fours.clone());
                     all.push(Configuration {
                         consts: vec![
