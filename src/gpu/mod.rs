@@ -22,13 +22,16 @@ use std::sync::{Arc, OnceLock};
 ///
 /// Cheap to clone, `Send + Sync`; clones share everything.
 #[derive(Clone)]
-pub struct Gpu(Arc<Inner>);
+pub struct Gpu {
+    inner: Arc<Inner>,
+    /// What plans are made by; handles of one device may differ in what may be chosen.
+    capabilities: Arc<Capabilities>,
+}
 
 struct Inner {
     device: wgpu::Device,
     queue: wgpu::Queue,
     info: wgpu::AdapterInfo,
-    capabilities: Capabilities,
     pipelines: pipeline::PipelineCache,
     params: pipeline::ParamsCache,
     bind_groups: pipeline::BindGroupCache,
@@ -80,8 +83,8 @@ impl MadeCounters {
 impl std::fmt::Debug for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Gpu")
-            .field("adapter", &self.0.info.name)
-            .field("backend", &self.0.info.backend)
+            .field("adapter", &self.inner.info.name)
+            .field("backend", &self.inner.info.backend)
             .finish_non_exhaustive()
     }
 }
@@ -170,7 +173,7 @@ impl Gpu {
     /// Tells this `Gpu` that its device is gone, from the application's own device-lost callback: from now on
     /// every call gives [`Error::DeviceLost`].
     pub fn report_lost(&self, reason: &str) {
-        let _ = self.0.lost.set(reason.to_string());
+        let _ = self.inner.lost.set(reason.to_string());
     }
 
     fn build(
@@ -191,7 +194,7 @@ impl Gpu {
                 mapped_at_creation: false,
             })
         });
-        Ok(Gpu(Arc::new(Inner {
+        let inner = Inner {
             owned,
             #[cfg(not(target_family = "wasm"))]
             poller: transfer::Poller::new(device.clone(), gl_turn.clone()),
@@ -199,7 +202,6 @@ impl Gpu {
             device,
             queue,
             info,
-            capabilities,
             pipelines: Default::default(),
             params: Default::default(),
             bind_groups: Default::default(),
@@ -209,47 +211,51 @@ impl Gpu {
             lost,
             allocated: AtomicU64::new(0),
             peak_allocated: AtomicU64::new(0),
-        })))
+        };
+        Ok(Gpu {
+            inner: Arc::new(inner),
+            capabilities: Arc::new(capabilities),
+        })
     }
 
     /// The device.
     pub fn device(&self) -> &wgpu::Device {
-        &self.0.device
+        &self.inner.device
     }
 
     /// The queue.
     pub fn queue(&self) -> &wgpu::Queue {
-        &self.0.queue
+        &self.inner.queue
     }
 
     /// The adapter's name, driver, backend and type.
     pub fn adapter_info(&self) -> &wgpu::AdapterInfo {
-        &self.0.info
+        &self.inner.info
     }
 
     /// The adapter's name, backend and type in one phrase.
     pub fn describe(&self) -> String {
-        adapter::describe(&self.0.info)
+        adapter::describe(&self.inner.info)
     }
 
     /// What planning needs to know of this device.
     pub fn capabilities(&self) -> &Capabilities {
-        &self.0.capabilities
+        &self.capabilities
     }
 
     /// Bytes of GPU memory that tensors made through this `Gpu` hold now.
     pub fn allocated_bytes(&self) -> u64 {
-        self.0.allocated.load(Ordering::Relaxed)
+        self.inner.allocated.load(Ordering::Relaxed)
     }
 
     /// The most bytes that tensors made through this `Gpu` ever held at once.
     pub fn peak_allocated_bytes(&self) -> u64 {
-        self.0.peak_allocated.load(Ordering::Relaxed)
+        self.inner.peak_allocated.load(Ordering::Relaxed)
     }
 
     /// What was made on the device so far, for the sake of a caller who wants to see that a call makes nothing.
     pub fn objects_made(&self) -> ObjectsMade {
-        let made = &self.0.made;
+        let made = &self.inner.made;
         ObjectsMade {
             buffers: made.buffers.load(Ordering::Relaxed),
             bind_groups: made.bind_groups.load(Ordering::Relaxed),
@@ -259,18 +265,18 @@ impl Gpu {
 
     /// Pipelines made so far.
     pub fn pipeline_count(&self) -> usize {
-        self.0.pipelines.len()
+        self.inner.pipelines.len()
     }
 
     /// Whether two handles are clones of one `Gpu`. (Wrap a device once and clone the handle: whether two devices
     /// are the same one wgpu cannot tell across instances.)
     pub fn same_as(&self, other: &Gpu) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// [`Error::DeviceLost`] if the driver has said so.
     pub(crate) fn alive(&self) -> Result<()> {
-        match self.0.lost.get() {
+        match self.inner.lost.get() {
             Some(reason) => Err(Error::DeviceLost {
                 reason: reason.clone(),
             }),
@@ -279,12 +285,12 @@ impl Gpu {
     }
 
     pub(crate) fn note_allocated(&self, bytes: u64) {
-        let now = self.0.allocated.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.0.peak_allocated.fetch_max(now, Ordering::Relaxed);
+        let now = self.inner.allocated.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.inner.peak_allocated.fetch_max(now, Ordering::Relaxed);
     }
 
     pub(crate) fn note_freed(&self, bytes: u64) {
-        self.0.allocated.fetch_sub(bytes, Ordering::Relaxed);
+        self.inner.allocated.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Runs `make` in error scopes of its own, so that wgpu's errors come back as `Err`.
@@ -299,7 +305,7 @@ impl Gpu {
         make: impl FnOnce(&wgpu::Device) -> T,
     ) -> Result<T> {
         self.alive()?;
-        Ok(make(&self.0.device))
+        Ok(make(&self.inner.device))
     }
 
     /// Runs `make` in error scopes of its own, so that wgpu's errors come back as `Err`.
@@ -311,8 +317,8 @@ impl Gpu {
         make: impl FnOnce(&wgpu::Device) -> T,
     ) -> Result<T> {
         self.alive()?;
-        let _turn = self.0.gl_turn.take();
-        let device = &self.0.device;
+        let _turn = self.inner.gl_turn.take();
+        let device = &self.inner.device;
         let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
         let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);

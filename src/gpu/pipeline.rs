@@ -189,14 +189,14 @@ impl Gpu {
             params_size: kernel.params.size,
             needs_cleared_memory: kernel.needs_cleared_memory,
         };
-        if let Some(pipeline) = lock(&self.0.pipelines.0).get(&key) {
+        if let Some(pipeline) = lock(&self.inner.pipelines.0).get(&key) {
             return Ok(pipeline.clone());
         }
         // Compiled outside the lock, since it may take a second; should two threads compile the same text at
         // once, the first one's is kept.
         log::debug!("compiling {} ({configuration})", kernel.name);
         let pipeline = Arc::new(self.compile(kernel, &key)?);
-        let mut cache = lock(&self.0.pipelines.0);
+        let mut cache = lock(&self.inner.pipelines.0);
         Ok(cache.entry(key).or_insert(pipeline).clone())
     }
 
@@ -281,12 +281,12 @@ impl Gpu {
 
     /// The uniform buffer that holds `content`.
     fn params_buffer(&self, content: &[u8]) -> Result<wgpu::Buffer> {
-        let mut cache = lock(&self.0.params.0);
+        let mut cache = lock(&self.inner.params.0);
         if let Some(buffer) = cache.by_content.get(content) {
             return Ok(buffer.clone());
         }
         let size = content.len().next_multiple_of(16) as u64;
-        self.0.made.count_buffer();
+        self.inner.made.count_buffer();
         let buffer = self.checked("parameters", size, |device| {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("wgpu-attention: parameters"),
@@ -295,7 +295,7 @@ impl Gpu {
                 mapped_at_creation: true,
             })
         })?;
-        let _turn = self.0.gl_turn.take();
+        let _turn = self.inner.gl_turn.take();
         buffer
             .get_mapped_range_mut(..)
             .map_err(|error| self.lost(error.to_string()))?
@@ -334,7 +334,7 @@ impl Gpu {
         operands: Operands,
         label: &str,
     ) -> Result<wgpu::BindGroup> {
-        if let Some(bind_group) = lock(&self.0.bind_groups.0).by_operands.get(&operands) {
+        if let Some(bind_group) = lock(&self.inner.bind_groups.0).by_operands.get(&operands) {
             return Ok(bind_group.clone());
         }
         let entries: Vec<wgpu::BindGroupEntry> = pipeline
@@ -350,7 +350,7 @@ impl Gpu {
                 }),
             })
             .collect();
-        self.0.made.count_bind_group();
+        self.inner.made.count_bind_group();
         // Before the pass begins: a pass with an unsound bind group would spoil the caller's encoder.
         let bind_group = self.checked(label, 0, |device| {
             device.create_bind_group(&wgpu::BindGroupDescriptor {
@@ -359,7 +359,7 @@ impl Gpu {
                 entries: &entries,
             })
         })?;
-        let gone = lock(&self.0.bind_groups.0).insert(operands, bind_group.clone());
+        let gone = lock(&self.inner.bind_groups.0).insert(operands, bind_group.clone());
         // What they held is freed outside the lock.
         drop(gone);
         Ok(bind_group)
@@ -367,7 +367,7 @@ impl Gpu {
 
     /// Lets go of the bind groups that bind this buffer: a tensor in it is gone.
     pub(crate) fn forget(&self, buffer: &wgpu::Buffer) {
-        let mut cache = lock(&self.0.bind_groups.0);
+        let mut cache = lock(&self.inner.bind_groups.0);
         let Some(of_buffer) = cache.by_buffer.remove(buffer) else {
             return;
         };
@@ -412,7 +412,7 @@ impl Gpu {
                         of_tensor: true,
                     },
                     Argument::Unused => {
-                        whole(&self.0.unused[usize::from(binding.access == Access::Write)])
+                        whole(&self.inner.unused[usize::from(binding.access == Access::Write)])
                     }
                 },
             }

@@ -81,11 +81,11 @@ impl Gpu {
         }
         // A lost device makes buffers without a word: a poll is when wgpu tells of the loss. (A poll runs
         // whatever callbacks are due, so an application's own device is left alone.)
-        if self.0.owned {
-            let _turn = self.0.gl_turn.take();
+        if self.inner.owned {
+            let _turn = self.inner.gl_turn.take();
             let _ = self.device().poll(wgpu::PollType::Poll);
         }
-        self.0.made.count_buffer();
+        self.inner.made.count_buffer();
         self.checked(what, size, |device| {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some(what),
@@ -131,7 +131,7 @@ impl Gpu {
     pub fn submit(&self, commands: wgpu::CommandBuffer) -> Result<wgpu::SubmissionIndex> {
         let index = self.checked("submission", 0, |_| self.queue().submit([commands]))?;
         let oldest = {
-            let mut in_flight = lock(&self.0.in_flight.0);
+            let mut in_flight = lock(&self.inner.in_flight.0);
             in_flight.push_back(index.clone());
             if in_flight.len() > MOST_IN_FLIGHT {
                 in_flight.pop_front()
@@ -168,7 +168,7 @@ impl Gpu {
             Ok(())
         };
         #[cfg(not(target_family = "wasm"))]
-        let done = self.0.gl_turn.wait(self.device(), submission);
+        let done = self.inner.gl_turn.wait(self.device(), submission);
         match done {
             Ok(()) => self.alive(),
             Err(wgpu::PollError::WrongSubmissionIndex(asked, last)) => Err(Error::parameter(
@@ -200,7 +200,7 @@ impl Gpu {
         let size = bytes.next_multiple_of(COPY_ALIGNMENT);
         let (sender, receiver) = futures_channel::oneshot::channel();
         let (staging, index) = self.checked("read-back", size, |device| {
-            self.0.made.count_buffer();
+            self.inner.made.count_buffer();
             let staging = device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("wgpu-attention: read-back"),
                 size,
@@ -217,7 +217,7 @@ impl Gpu {
             (staging, index)
         })?;
         #[cfg(not(target_family = "wasm"))]
-        self.0.poller.watch(index)?;
+        self.inner.poller.watch(index)?;
         #[cfg(target_family = "wasm")]
         drop(index);
         match receiver.await {
@@ -225,7 +225,7 @@ impl Gpu {
             Ok(Err(error)) => return Err(self.lost(error.to_string())),
             Err(_) => return Err(self.lost("a read-back was dropped unfinished".into())),
         }
-        let _turn = self.0.gl_turn.take();
+        let _turn = self.inner.gl_turn.take();
         let mapped = staging
             .get_mapped_range(..)
             .map_err(|error| self.lost(error.to_string()))?;
