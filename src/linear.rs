@@ -5,13 +5,13 @@ mod cache;
 pub use cache::{CacheArguments, CacheColumns};
 
 use crate::element::ElementType;
-use crate::gpu::{Argument, Call, Capabilities, Gpu, Pipeline, Timestamps};
+use crate::gpu::{Argument, Call, Capabilities, Gpu, Origin, Pipeline, Timestamps, fold};
 use crate::kernels::{
     Configuration, FEW_LANES, Form, Fragment, Kernel, LINEAR_FOURS, LINEAR_FOURS_ANY, LINEAR_LANES,
     LinearParams, Operation, STORE_ROWS, X_ANY, X_FOURS,
 };
 use crate::operands::{argument, begins_on_fours, check_operands, expect_contiguous_last, first};
-use crate::plan::{Plan, check_plan, choose_kernel, fold, lanes_of, size, suited};
+use crate::plan::{Plan, check_plan, choose_kernel, is_own, lanes_of, size, slices, suited};
 use crate::tensor::{Tensor, TensorView};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -64,16 +64,19 @@ impl LinearProblem {
             usize::try_from(rows).unwrap_or(usize::MAX),
         )?;
         let (kernel, reason) = self.choose(capabilities, rows)?;
-        let lanes = match self.form.unwrap_or(suited(capabilities)) {
-            Form::Lanes => FEW_LANES[0],
-            Form::Tiled => FEW_LANES[1],
-        };
+        let lanes = self.few_lanes(capabilities);
         let (configuration, why) = self.configure(kernel, rows, lanes, store, capabilities);
         capabilities.can_bind(kernel, &configuration)?;
         capabilities.can_loop(kernel, &configuration, self.d_in as u64, 0)?;
         let (tile_m, tile_n) = tile(kernel, &configuration);
         let groups = rows.div_ceil(tile_m) * (self.d_out as u64).div_ceil(tile_n);
         let grid = fold(groups, capabilities, "linear")?;
+        let flops = (2 * rows * self.d_in as u64).saturating_mul(self.d_out as u64);
+        // Of few rows, reading the weights is the work.
+        let cost = match kernel.operation {
+            Operation::LinearFew => flops.saturating_mul(8),
+            _ => flops,
+        };
         let plan = Plan {
             kernel,
             configuration,
@@ -81,7 +84,8 @@ impl LinearProblem {
             groups: groups as u32,
             parts: 1,
             splits: 1,
-            flops: (2 * rows * self.d_in as u64).saturating_mul(self.d_out as u64),
+            slices: slices(cost, groups, capabilities),
+            flops,
             workspace_bytes: 0,
             reason: format!("{reason}; {why}"),
         };
@@ -131,25 +135,7 @@ impl LinearProblem {
     ) -> (Configuration, String) {
         let few = kernel.operation == Operation::LinearFew;
         let tiled = !few && kernel.form == Form::Tiled;
-        let (lanes, weights) = lanes_of(capabilities, &LINEAR_LANES);
-        // Where rows of a call's operands do not begin there, `unaligned` takes its place.
-        let (x, fours) = match self.d_in.is_multiple_of(4) {
-            true => (&X_FOURS, &LINEAR_FOURS),
-            false => (&X_ANY, &LINEAR_FOURS_ANY),
-        };
-        let mut configurations = (kernel.configurations)();
-        configurations.retain(|configuration| {
-            let suits = match kernel.form {
-                _ if few => configuration.get("LANES") == few_lanes,
-                Form::Tiled => configuration.rules.contains(fours),
-                Form::Lanes => {
-                    configuration.rules.contains(weights)
-                        && configuration.rules.contains(x)
-                        && configuration.get("LANES") == lanes
-                }
-            };
-            suits && configuration.rules.contains(store)
-        });
+        let configurations = self.configurations(kernel, few_lanes, store, capabilities);
         let tile_m = |configuration: &Configuration| tile(kernel, configuration).0;
         let tiles = |configuration: &Configuration| {
             let (m, n) = tile(kernel, configuration);
@@ -182,6 +168,62 @@ impl LinearProblem {
             });
         }
         (configuration, why)
+    }
+}
+
+impl LinearProblem {
+    /// The configurations of a kernel that can compute this, from the smallest tile to the largest.
+    fn configurations(
+        &self,
+        kernel: &Kernel,
+        few_lanes: u32,
+        store: &Fragment,
+        capabilities: &Capabilities,
+    ) -> Vec<Configuration> {
+        let few = kernel.operation == Operation::LinearFew;
+        let (lanes, weights) = lanes_of(capabilities, &LINEAR_LANES);
+        // Where rows of a call's operands do not begin there, `unaligned` takes its place.
+        let (x, fours) = match self.d_in.is_multiple_of(4) {
+            true => (&X_FOURS, &LINEAR_FOURS),
+            false => (&X_ANY, &LINEAR_FOURS_ANY),
+        };
+        let mut configurations = (kernel.configurations)();
+        configurations.retain(|configuration| {
+            let suits = match kernel.form {
+                _ if few => configuration.get("LANES") == few_lanes,
+                Form::Tiled => configuration.rules.contains(fours),
+                Form::Lanes => {
+                    configuration.rules.contains(weights)
+                        && configuration.rules.contains(x)
+                        && configuration.get("LANES") == lanes
+                }
+            };
+            suits && configuration.rules.contains(store)
+        });
+        configurations
+    }
+
+    /// Lanes of the kernel for few rows.
+    fn few_lanes(&self, capabilities: &Capabilities) -> u32 {
+        match self.form.unwrap_or(suited(capabilities)) {
+            Form::Lanes => FEW_LANES[0],
+            Form::Tiled => FEW_LANES[1],
+        }
+    }
+
+    /// Whether a plan is this crate's own through and through: one that planning makes for this problem on this device with that
+    /// store, if perhaps with another of its configurations or fewer workgroups.
+    fn origin_of(&self, plan: &Plan, store: &Fragment, capabilities: &Capabilities) -> Origin {
+        let rows = self.batch as u64 * self.tokens as u64;
+        let (tile_m, tile_n) = tile(plan.kernel, &plan.configuration);
+        let groups = rows.div_ceil(tile_m) * (self.d_out as u64).div_ceil(tile_n);
+        let few_lanes = self.few_lanes(capabilities);
+        let configurations = self.configurations(plan.kernel, few_lanes, store, capabilities);
+        let made = configurations.contains(&plan.configuration);
+        match is_own(plan.kernel) && made && u64::from(plan.groups) <= groups {
+            true => Origin::Own,
+            false => Origin::Callers,
+        }
     }
 }
 
@@ -237,6 +279,7 @@ pub struct Linear {
     cache: Option<CacheColumns>,
     plan: Plan,
     pipeline: Arc<Pipeline>,
+    origin: Origin,
 }
 
 impl std::fmt::Debug for Linear {
@@ -267,13 +310,25 @@ impl Linear {
     /// [`Error::Parameter`](crate::Error::Parameter) for a kernel of another operation,
     /// [`Error::Shader`](crate::Error::Shader) if it is refused, [`Error::LimitExceeded`](crate::Error::LimitExceeded) if the grid is over the device's limit.
     pub fn from_plan(gpu: &Gpu, problem: LinearProblem, plan: Plan) -> Result<Self> {
+        Self::storing(gpu, problem, plan, &STORE_ROWS)
+    }
+
+    /// [`from_plan`](Self::from_plan) with that store linked in.
+    fn storing(gpu: &Gpu, problem: LinearProblem, plan: Plan, store: &Fragment) -> Result<Self> {
         let operation = match plan.kernel.operation {
             Operation::LinearFew => Operation::LinearFew,
             _ => Operation::Linear,
         };
         check_plan(&plan, operation, gpu.capabilities())?;
+        // The sizes of a problem that was never planned may be any.
+        let checked = problem.plan_storing(gpu.capabilities(), store).is_ok();
+        let origin = match checked {
+            true => problem.origin_of(&plan, store, gpu.capabilities()),
+            false => Origin::Callers,
+        };
         Ok(Linear {
-            pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
+            pipeline: gpu.pipeline(plan.kernel, &plan.configuration, origin)?,
+            origin,
             gpu: gpu.clone(),
             problem,
             cache: None,
@@ -392,7 +447,11 @@ impl Linear {
             false => unaligned(&self.plan.configuration),
         };
         let pipeline = match &narrow {
-            Some(configuration) => &self.gpu.pipeline(self.plan.kernel, configuration)?,
+            Some(configuration) => {
+                &self
+                    .gpu
+                    .pipeline(self.plan.kernel, configuration, self.origin)?
+            }
             None => &self.pipeline,
         };
         let (_, tile_n) = tile(self.plan.kernel, &self.plan.configuration);
@@ -433,6 +492,7 @@ impl Linear {
                 arguments: &arguments,
                 params: bytemuck::bytes_of(&params),
                 grid,
+                slices: self.plan.slices,
                 timestamps,
             },
         )

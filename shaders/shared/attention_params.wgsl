@@ -28,9 +28,11 @@ struct AttentionParams {
     // Of the elements: 0 f32, 1 f16, 2 bf16.
     q_type: u32,
     out_type: u32,
-    // Workgroups along the queries of one head, and in all.
+    // Workgroups along the queries of one head.
     q_tiles: u32,
+    // One past the last workgroup of this dispatch, and the first one: a long dispatch is cut.
     groups: u32,
+    first_group: u32,
     q_offset: u32,
     q_batch_stride: u32,
     q_token_stride: u32,

@@ -1,14 +1,14 @@
 //! Which kernel, in which configuration, on which grid, and why.
 
 use super::{AttentionProblem, rules};
-use crate::gpu::Capabilities;
+use crate::gpu::{Capabilities, Origin, fold};
 use crate::kernels::{
     ATTEND_ALL, ATTENTION_LANES, BIAS, Configuration, DECODE_ROWS, FOURS_ANY, FOURS_F32,
     FOURS_HALF, Form, Fragment, IN_ORDER, Kernel, MASK, NO_BIAS, NO_RULE, Operation, PAGES,
     PLAIN_SCORES, RULE_DATA, SCORE_RULES, compiled,
 };
 use crate::merge::MergeProblem;
-use crate::plan::{Plan, choose_kernel, fold, lanes_of};
+use crate::plan::{Plan, choose_kernel, is_own, lanes_of, slices};
 use crate::{ElementType, Error, Result};
 
 impl AttentionProblem {
@@ -86,6 +86,11 @@ impl AttentionProblem {
             groups: groups as u32,
             parts: parts as u32,
             splits: 1,
+            slices: slices(
+                self.cost(groups, block_q) / parts.max(1),
+                groups,
+                capabilities,
+            ),
             flops: self.pairs().saturating_mul(2 * channels),
             workspace_bytes: workspace_bytes.saturating_add(self.parts_bytes(parts)),
             reason: format!("{reason}; {block_q} queries a workgroup"),
@@ -142,12 +147,10 @@ impl AttentionProblem {
             .cloned()
             .ok_or_else(|| self.refusal(kernel, capabilities))?;
         capabilities.can_bind(kernel, &configuration)?;
-        let workgroups = self
-            .row_tiles(kernel, &configuration)
-            .saturating_mul(self.kv_heads as u64)
-            .saturating_mul(self.batch as u64);
+        let workgroups = self.groups(kernel, &configuration, 1);
         let splits = self.splits(kernel, &configuration, workgroups, capabilities)?;
         let groups = workgroups.saturating_mul(splits);
+        let rows_per_group = queries_per_group(kernel, &configuration);
         let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
         let (workspace_bytes, gathered) = self.gathered_tables();
         let mut plan = Plan {
@@ -155,6 +158,11 @@ impl AttentionProblem {
             groups: groups as u32,
             parts: 1,
             splits: splits as u32,
+            slices: slices(
+                self.cost(groups, rows_per_group) / splits.max(1),
+                groups,
+                capabilities,
+            ),
             flops: self.pairs().saturating_mul(2 * channels),
             workspace_bytes: workspace_bytes.saturating_add(self.parts_bytes(splits)),
             reason: format!(
@@ -219,6 +227,56 @@ impl AttentionProblem {
         Ok(splits)
     }
 
+    /// Workgroups in all, where those of few queries have one of that many parts of the keys each.
+    fn groups(&self, kernel: &Kernel, configuration: &Configuration, splits: u64) -> u64 {
+        let (heads, splits) = match kernel.operation {
+            Operation::Decode => (self.kv_heads, splits),
+            _ => (self.heads, 1),
+        };
+        self.row_tiles(kernel, configuration)
+            .saturating_mul(heads as u64)
+            .saturating_mul(self.batch as u64)
+            .saturating_mul(splits)
+    }
+
+    /// What that many workgroups do at most, in floating-point operations: each row of each of them with every key that rules
+    /// of position leave one, those of a causal mask included.
+    fn cost(&self, groups: u64, rows: u64) -> u64 {
+        let all = self.key_range().len() as u64;
+        let keys = match self.window() {
+            (left @ 0.., right @ 0..) => all.min(left as u64 + right as u64 + rows),
+            _ => all,
+        };
+        let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
+        groups
+            .saturating_mul(rows)
+            .saturating_mul(keys)
+            .saturating_mul(2 * channels)
+    }
+
+    /// Whether a plan is this crate's own through and through: one that planning makes for this problem on this device, if
+    /// perhaps with another of its configurations or fewer workgroups.
+    pub(super) fn origin_of(&self, plan: &Plan, capabilities: &Capabilities) -> Origin {
+        let made = match plan.kernel.operation {
+            _ if self.rules.rule.is_some() || !is_own(plan.kernel) => false,
+            Operation::Weights => self.plan_weights(capabilities).is_ok_and(|own| {
+                own.configuration == plan.configuration && plan.groups <= own.groups
+            }),
+            _ => {
+                let splits = u64::from(plan.splits.max(1));
+                let groups = self.groups(plan.kernel, &plan.configuration, splits);
+                u64::from(plan.groups) <= groups
+                    && self
+                        .configurations(plan.kernel, capabilities)
+                        .contains(&plan.configuration)
+            }
+        };
+        match made {
+            true => Origin::Own,
+            false => Origin::Callers,
+        }
+    }
+
     fn grid_is_empty(&self) -> bool {
         self.batch == 0 || self.q_len == 0
     }
@@ -266,6 +324,7 @@ impl AttentionProblem {
             groups: rows as u32,
             parts: 1,
             splits: 1,
+            slices: slices(self.cost(rows, 1), rows, capabilities),
             flops: self.pairs().saturating_mul(2 * self.head_dim as u64),
             workspace_bytes,
             reason: "a row a workgroup".into(),

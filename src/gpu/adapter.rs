@@ -3,6 +3,7 @@
 use crate::kernels::{Configuration, KERNELS, Kernel};
 use crate::{Error, Result};
 use std::fmt;
+use std::time::Duration;
 
 /// How [`Gpu::open`](crate::Gpu::open) chooses.
 #[derive(Clone, Debug, Default)]
@@ -92,6 +93,26 @@ pub struct Capabilities {
     pub max_loop_iterations: u64,
     /// Whether passes can be timed on the GPU.
     pub timestamps: bool,
+    /// Floating-point operations a second that a kernel gets out of the device at least: a cautious guess by its type, or what
+    /// [`Gpu::measure_rate`](crate::Gpu::measure_rate) found. Plans cut dispatches by it.
+    pub flops_per_second: u64,
+    /// How long one dispatch may take, 200 ms unless said otherwise: systems stop a GPU that gives no sign of life for a second or
+    /// two, and a desktop stands still until a dispatch ends.
+    pub longest_dispatch: Duration,
+}
+
+/// The bound of a dispatch, unless a caller says another.
+const LONGEST_DISPATCH: Duration = Duration::from_millis(200);
+
+/// What a device of a type computes at least, in floating-point operations a second: slow ones of their kind, with room to spare.
+/// (Too low a guess cuts a dispatch that would not need it, which costs microseconds.)
+fn cautious_rate(device_type: wgpu::DeviceType) -> u64 {
+    match device_type {
+        wgpu::DeviceType::DiscreteGpu => 200_000_000_000,
+        wgpu::DeviceType::IntegratedGpu => 50_000_000_000,
+        wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => 20_000_000_000,
+        wgpu::DeviceType::Cpu => 5_000_000_000,
+    }
 }
 
 impl Capabilities {
@@ -114,6 +135,8 @@ impl Capabilities {
                 u64::MAX
             },
             timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
+            flops_per_second: cautious_rate(info.device_type),
+            longest_dispatch: LONGEST_DISPATCH,
         }
     }
 
@@ -133,6 +156,8 @@ impl Capabilities {
             subgroups: false,
             max_loop_iterations: u64::MAX,
             timestamps: false,
+            flops_per_second: cautious_rate(device_type),
+            longest_dispatch: LONGEST_DISPATCH,
         }
     }
 

@@ -11,12 +11,13 @@ mod transfer;
 #[cfg(not(target_family = "wasm"))]
 pub use adapter::adapters_blocking;
 pub use adapter::{AdapterReport, Capabilities, GpuOptions, LimitProfile, adapters, install_hint};
-pub(crate) use pipeline::{Argument, Bound, Call, Pipeline};
+pub(crate) use pipeline::{Argument, Bound, Call, Origin, Pipeline, fold};
 pub use timing::{Span, Timestamps};
 
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// A GPU that this crate can compute on: a `wgpu` device and queue, and the pipelines made for them.
 ///
@@ -26,6 +27,8 @@ pub struct Gpu {
     inner: Arc<Inner>,
     /// What plans are made by; handles of one device may differ in what may be chosen.
     capabilities: Arc<Capabilities>,
+    /// Whether this crate's own kernels run with runtime checks too.
+    runtime_checks: bool,
 }
 
 struct Inner {
@@ -215,6 +218,7 @@ impl Gpu {
         Ok(Gpu {
             inner: Arc::new(inner),
             capabilities: Arc::new(capabilities),
+            runtime_checks: false,
         })
     }
 
@@ -241,6 +245,31 @@ impl Gpu {
     /// What planning needs to know of this device.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
+    }
+
+    /// The same device for dispatches of at most `longest` (by the rate in [`capabilities`](Self::capabilities); one
+    /// workgroup is not cut): what is planned by the handle that comes back keeps to it.
+    #[must_use]
+    pub fn with_longest_dispatch(&self, longest: Duration) -> Self {
+        let mut gpu = self.clone();
+        Arc::make_mut(&mut gpu.capabilities).longest_dispatch = longest;
+        gpu
+    }
+
+    /// The same device with wgpu's runtime checks of indices and loops in this crate's own kernels, or (as a handle is at
+    /// first) without. A caller's kernels and rules are always checked. Results are the same; what checks cost is in
+    /// docs/performance.md, why own kernels need none in ARCHITECTURE.md. It goes for what is compiled with the handle that comes back.
+    #[must_use]
+    pub fn with_runtime_checks(&self, runtime_checks: bool) -> Self {
+        Gpu {
+            runtime_checks,
+            ..self.clone()
+        }
+    }
+
+    /// Whether this crate's own kernels are compiled with runtime checks through this handle.
+    pub fn runtime_checks(&self) -> bool {
+        self.runtime_checks
     }
 
     /// Bytes of GPU memory that tensors made through this `Gpu` hold now.

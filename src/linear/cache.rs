@@ -309,7 +309,7 @@ impl Linear {
         columns.check(&problem)?;
         Ok(Linear {
             cache: Some(columns),
-            ..Self::from_plan(gpu, problem, plan)?
+            ..Self::storing(gpu, problem, plan, &STORE_CACHE)?
         })
     }
 
