@@ -4,8 +4,8 @@ use super::{AttentionProblem, rules};
 use crate::gpu::{Capabilities, Origin, fold};
 use crate::kernels::{
     ATTEND_ALL, ATTENTION_LANES, BIAS, Configuration, DECODE_ROWS, FOURS_ANY, FOURS_F32,
-    FOURS_HALF, Form, Fragment, IN_ORDER, Kernel, MASK, NO_BIAS, NO_RULE, Operation, PAGES,
-    PLAIN_SCORES, RULE_DATA, SCORE_RULES, compiled,
+    FOURS_HALF, Form, Fragment, IN_ORDER, KERNELS, Kernel, MASK, NO_BIAS, NO_RULE, Operation,
+    PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES, compiled,
 };
 use crate::merge::MergeProblem;
 use crate::plan::{Plan, choose_kernel, is_own, lanes_of, slices};
@@ -69,47 +69,12 @@ impl AttentionProblem {
         let configuration = chosen
             .cloned()
             .ok_or_else(|| self.refusal(kernel, capabilities))?;
-        capabilities.can_bind(kernel, &configuration)?;
-        let parts = self.parts(kernel, &configuration, capabilities)?;
-        let block_q = queries_per_group(kernel, &configuration);
-        let groups = workgroups(&configuration);
-        let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
-        let (workspace_bytes, gathered) = self.gathered_tables();
-        if fitting.len() > 1 && kernel.form == Form::Tiled {
-            reason.push_str(match groups {
-                ENOUGH_BLOCKS_TILED.. => "; large blocks, since there are enough of them for a GPU",
-                _ => "; small blocks, since there are few of them",
-            });
-        }
-        let mut plan = Plan {
-            grid: fold(groups, capabilities, "attention")?,
-            groups: groups as u32,
-            parts: parts as u32,
-            splits: 1,
-            slices: slices(
-                self.cost(groups, block_q) / parts.max(1),
-                groups,
-                capabilities,
-            ),
-            flops: self.pairs().saturating_mul(2 * channels),
-            workspace_bytes: workspace_bytes.saturating_add(self.parts_bytes(parts)),
-            reason: format!("{reason}; {block_q} queries a workgroup"),
-            kernel,
-            configuration,
-        };
+        let mut plan = self.planned(kernel, configuration, None, reason, capabilities)?;
         if let Some(error) = no_decode {
             plan.reason.push_str(&format!(
                 "; the kernels for few queries do not fit ({error})"
             ));
         }
-        if parts > 1 {
-            let limit = capabilities.max_loop_iterations;
-            plan.reason.push_str(&format!(
-                "; keys in {parts} parts, since the adapter ends loops after {limit} iterations"
-            ));
-        }
-        plan.reason
-            .push_str(&gathered_words(gathered, workspace_bytes));
         log::debug!("{self:?} -> {plan}");
         Ok(plan)
     }
@@ -129,8 +94,7 @@ impl AttentionProblem {
             fitting = self.configurations(kernel, capabilities);
         }
         // Query heads that share a KV head are rows of one workgroup, and so are its queries.
-        let group = self.heads / self.kv_heads;
-        let rows = (self.q_len as u64).saturating_mul(group as u64);
+        let rows = self.rows_of_kv_head();
         // A single row has a kernel of its own, for the heads that it is compiled for.
         if rows == 1
             && kernel.form == DECODE_ROWS.form
@@ -146,46 +110,134 @@ impl AttentionProblem {
         let configuration = chosen
             .cloned()
             .ok_or_else(|| self.refusal(kernel, capabilities))?;
-        capabilities.can_bind(kernel, &configuration)?;
-        let workgroups = self.groups(kernel, &configuration, 1);
-        let splits = self.splits(kernel, &configuration, workgroups, capabilities)?;
-        let groups = workgroups.saturating_mul(splits);
-        let rows_per_group = queries_per_group(kernel, &configuration);
-        let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
-        let (workspace_bytes, gathered) = self.gathered_tables();
-        let mut plan = Plan {
-            grid: fold(groups, capabilities, "attention")?,
-            groups: groups as u32,
-            parts: 1,
-            splits: splits as u32,
-            slices: slices(
-                self.cost(groups, rows_per_group) / splits.max(1),
-                groups,
-                capabilities,
-            ),
-            flops: self.pairs().saturating_mul(2 * channels),
-            workspace_bytes: workspace_bytes.saturating_add(self.parts_bytes(splits)),
-            reason: format!(
-                "{reason}; few queries: {} of the {rows} rows of each KV head a workgroup",
-                u64::from(configuration.get("ROWS")).min(rows)
-            ),
-            kernel,
-            configuration,
-        };
-        plan.reason
-            .push_str(&gathered_words(gathered, workspace_bytes));
+        let plan = self.planned(kernel, configuration, None, reason, capabilities)?;
         log::debug!("{self:?} -> {plan}");
         Ok(plan)
     }
 
-    /// In how many parts the decode kernels walk over the keys: enough to give the adapter work and to let every loop end
-    /// by itself.
+    /// The plan of a kernel in a configuration that can compute this; of one for few queries with the keys in that many parts, if
+    /// that is said.
+    fn planned(
+        &self,
+        kernel: &'static Kernel,
+        configuration: Configuration,
+        splits: Option<u64>,
+        reason: String,
+        capabilities: &Capabilities,
+    ) -> Result<Plan> {
+        capabilities.can_bind(kernel, &configuration)?;
+        let decodes = kernel.operation == Operation::Decode;
+        let (parts, splits) = match decodes {
+            true => {
+                let workgroups = self.groups(kernel, &configuration, 1);
+                let fewest =
+                    self.splits(kernel, &configuration, workgroups, capabilities, splits)?;
+                (1, fewest)
+            }
+            false => (self.parts(kernel, &configuration, capabilities)?, 1),
+        };
+        let rows_per_group = queries_per_group(kernel, &configuration);
+        let groups = self.groups(kernel, &configuration, splits);
+        let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
+        let (workspace_bytes, gathered) = self.gathered_tables();
+        let mut reason = match decodes {
+            true => {
+                let rows = self.rows_of_kv_head();
+                format!(
+                    "{reason}; few queries: {} of the {rows} rows of each KV head a workgroup",
+                    rows_per_group.min(rows)
+                )
+            }
+            false => format!("{reason}; {rows_per_group} queries a workgroup"),
+        };
+        if parts > 1 {
+            let limit = capabilities.max_loop_iterations;
+            reason.push_str(&format!(
+                "; keys in {parts} parts, since the adapter ends loops after {limit} iterations"
+            ));
+        }
+        reason.push_str(&gathered_words(gathered, workspace_bytes));
+        let cost = self.cost(groups, rows_per_group) / parts.max(splits).max(1);
+        Ok(Plan {
+            grid: fold(groups, capabilities, "attention")?,
+            groups: groups as u32,
+            parts: parts as u32,
+            splits: splits as u32,
+            slices: slices(cost, groups, capabilities),
+            flops: self.pairs().saturating_mul(2 * channels),
+            workspace_bytes: workspace_bytes.saturating_add(self.parts_bytes(parts.max(splits))),
+            reason,
+            kernel,
+            configuration,
+        })
+    }
+
+    /// Every plan that could compute this on a device by kernels of the form that planning takes (or that is asked for): first
+    /// the one that [`plan`](Self::plan) gives, then other sizes of its tiles and, for few queries, other numbers of parts of the keys and the kernel
+    /// for many. What [`tune`](Self::tune) measures.
+    ///
+    /// # Errors
+    ///
+    /// As [`plan`](Self::plan).
+    pub fn candidates(&self, capabilities: &Capabilities) -> Result<Vec<Plan>> {
+        let planned = self.plan(capabilities)?;
+        let form = planned.kernel.form;
+        let mut candidates = vec![planned];
+        let few = (1..=MOST_DECODED).contains(&self.q_len);
+        let single = self.rows_of_kv_head() == 1;
+        for kernel in KERNELS.iter().copied() {
+            let suits = match kernel.operation {
+                Operation::Attention => self.decode != Some(true),
+                Operation::Decode => self.decode.unwrap_or(few),
+                _ => false,
+            };
+            let suits = suits && (single || !std::ptr::eq(kernel, &DECODE_ROWS));
+            if !suits || kernel.form != form || capabilities.can_run(kernel).is_err() {
+                continue;
+            }
+            for configuration in self.configurations(kernel, capabilities) {
+                let mut plan_of = |splits| {
+                    let reason = "a candidate".to_string();
+                    let plan =
+                        self.planned(kernel, configuration.clone(), splits, reason, capabilities);
+                    // (One that does not fit the device is none.)
+                    let Ok(plan) = plan else { return None };
+                    let same = |other: &Plan| {
+                        other.kernel.name == plan.kernel.name
+                            && other.configuration == plan.configuration
+                            && other.splits == plan.splits
+                    };
+                    let splits = plan.splits;
+                    if !candidates.iter().any(same) {
+                        candidates.push(plan);
+                    }
+                    Some(u64::from(splits))
+                };
+                let splits = plan_of(None);
+                if let Some(splits) = splits.filter(|_| kernel.operation == Operation::Decode) {
+                    plan_of(Some(splits.div_ceil(2)));
+                    plan_of(Some(splits * 2));
+                }
+            }
+        }
+        Ok(candidates)
+    }
+
+    /// Rows of a KV head: the queries of the heads that share it.
+    fn rows_of_kv_head(&self) -> u64 {
+        let group = self.heads / self.kv_heads.max(1);
+        (self.q_len as u64).saturating_mul(group as u64)
+    }
+
+    /// In how many parts the decode kernels walk over the keys: as many as are asked for, or enough to give the adapter work; and
+    /// enough to let every loop end by itself.
     fn splits(
         &self,
         kernel: &Kernel,
         configuration: &Configuration,
         workgroups: u64,
         capabilities: &Capabilities,
+        asked: Option<u64>,
     ) -> Result<u64> {
         let (enough_workgroups, fewest_keys, block) = match kernel.form {
             Form::Lanes => (ENOUGH_WORKGROUPS_LANES, FEWEST_KEYS_LANES, 32),
@@ -205,7 +257,8 @@ impl AttentionProblem {
             return Ok(1);
         }
         let wanted = enough_workgroups.div_ceil(workgroups.max(1));
-        let mut splits = wanted.min(keys / fewest_keys).clamp(1, MOST_SPLITS);
+        let wanted = asked.unwrap_or(wanted.min(keys / fewest_keys));
+        let mut splits = wanted.clamp(1, MOST_SPLITS);
         // A part has whole blocks.
         let part = |splits: u64| keys.div_ceil(block).div_ceil(splits) * block;
         let walk = |keys: u64| (kernel.loop_iterations)(configuration, keys, channels);
@@ -285,10 +338,7 @@ impl AttentionProblem {
     pub(super) fn row_tiles(&self, kernel: &Kernel, configuration: &Configuration) -> u64 {
         let per_group = queries_per_group(kernel, configuration);
         let rows = match kernel.operation {
-            Operation::Decode => {
-                let group = (self.heads / self.kv_heads.max(1)) as u64;
-                (self.q_len as u64).saturating_mul(group)
-            }
+            Operation::Decode => self.rows_of_kv_head(),
             _ => self.q_len as u64,
         };
         rows.div_ceil(per_group)
