@@ -356,13 +356,15 @@ impl std::fmt::Debug for Linear {
 }
 
 impl Linear {
-    /// Plans the problem for this GPU and compiles what it needs.
+    /// Plans the problem for this GPU, or takes the plan that [`tune`](LinearProblem::tune) found, and compiles what it needs.
     ///
     /// # Errors
     ///
     /// As [`LinearProblem::plan`], and [`Error::Shader`](crate::Error::Shader) if the driver refuses the kernel.
     pub fn new(gpu: &Gpu, problem: LinearProblem) -> Result<Self> {
-        Self::from_plan(gpu, problem, problem.plan(gpu.capabilities())?)
+        let plan = problem.plan(gpu.capabilities())?;
+        let plan = problem.chosen_on(gpu, plan, |capabilities| problem.candidates(capabilities));
+        Self::from_plan(gpu, problem, plan)
     }
 
     /// Compiles a plan that the caller has changed: another configuration, or a kernel of their own that takes
@@ -403,6 +405,11 @@ impl Linear {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// What it computes.
+    pub fn problem(&self) -> &LinearProblem {
+        &self.problem
     }
 
     /// Records the projection into an encoder. Submits nothing and waits for nothing; allocates nothing on

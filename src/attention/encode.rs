@@ -115,14 +115,14 @@ impl std::fmt::Debug for Attention {
 }
 
 impl Attention {
-    /// Plans the problem for this GPU and compiles what it needs.
+    /// Plans the problem for this GPU, or takes the plan that [`tune`](AttentionProblem::tune) found, and compiles what it needs.
     ///
     /// # Errors
     ///
     /// As [`AttentionProblem::plan`], [`Error::Shader`] if the driver refuses the kernel, and
     /// [`Error::OutOfMemory`].
     pub fn new(gpu: &Gpu, problem: AttentionProblem) -> Result<Self> {
-        let plan = problem.plan(gpu.capabilities())?;
+        let plan = problem.plan_on(gpu)?;
         Self::from_plan(gpu, problem, plan)
     }
 

@@ -527,21 +527,25 @@ impl AttentionProblem {
         if spreads(kernel) {
             rules.push(lanes_of(capabilities, &ATTENTION_LANES).1.clone());
         }
-        let mut fitting: Vec<Configuration> = Vec::new();
-        for configuration in all {
-            let fits =
-                configuration.get(name) == size && Some(configuration.get("KV_TYPE")) == kv_type;
-            // Configurations come in every set of rules: one with its kind of scores stands for the rules of this problem.
-            let scores = configuration.rules.contains(&SCORE_RULES);
-            let fits = fits && scores == self.rules.changes_scores();
-            if fits && !fitting.iter().any(|c| c.consts == configuration.consts) {
-                fitting.push(Configuration {
+        let fits = |c: &Configuration| c.get(name) == size && Some(c.get("KV_TYPE")) == kv_type;
+        let mut fitting: Vec<Configuration> = all.into_iter().filter(fits).collect();
+        // Configurations come in sets of rules, any of which stands for the rules of this problem; but where there are some for
+        // its kind of scores, those may have other sizes.
+        let of_its_kind =
+            |c: &Configuration| c.rules.contains(&SCORE_RULES) == self.rules.changes_scores();
+        if fitting.iter().any(of_its_kind) {
+            fitting.retain(of_its_kind);
+        }
+        let mut distinct: Vec<Configuration> = Vec::new();
+        for configuration in fitting {
+            if !distinct.iter().any(|c| c.consts == configuration.consts) {
+                distinct.push(Configuration {
                     rules: rules.clone(),
                     ..configuration
                 });
             }
         }
-        fitting
+        distinct
     }
 
     /// How kernels read k and v four channels at a time: in one load where heads are multiples of four channels. (Where rows

@@ -15,8 +15,9 @@ pub(crate) use pipeline::{Argument, Bound, Call, Origin, Pipeline, fold};
 pub use timing::{Span, Timestamps};
 
 use crate::{Error, Result};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// A GPU that this crate can compute on: a `wgpu` device and queue, and the pipelines made for them.
@@ -49,10 +50,23 @@ struct Inner {
     /// On OpenGL, held around every use of the device: wgpu panics where a thread waits for the one OpenGL
     /// context longer than 6 s, as it may while another compiles.
     gl_turn: transfer::Turn,
+    /// What tuning found, by the problem.
+    tuning: Mutex<HashMap<String, Winner>>,
     /// Whether the device was opened here, so that nobody else's callbacks hang on it.
     owned: bool,
     allocated: AtomicU64,
     peak_allocated: AtomicU64,
+}
+
+/// What tuning found for a problem: which of the candidates, and how much faster it was.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Winner {
+    pub(crate) kernel: String,
+    pub(crate) constants: Vec<(String, u32)>,
+    pub(crate) splits: u32,
+    /// Of a call of the winner, and of what planning chooses.
+    pub(crate) seconds: f64,
+    pub(crate) planned_seconds: f64,
 }
 
 /// Objects that a [`Gpu`] has made since it was opened, those that are gone by now included.
@@ -211,6 +225,7 @@ impl Gpu {
             made: Default::default(),
             unused,
             in_flight: Default::default(),
+            tuning: Default::default(),
             lost,
             allocated: AtomicU64::new(0),
             peak_allocated: AtomicU64::new(0),
@@ -265,6 +280,18 @@ impl Gpu {
             runtime_checks,
             ..self.clone()
         }
+    }
+
+    /// The same device, planned for by that rate.
+    pub(crate) fn with_rate(&self, flops_per_second: u64) -> Self {
+        let mut gpu = self.clone();
+        Arc::make_mut(&mut gpu.capabilities).flops_per_second = flops_per_second.max(1);
+        gpu
+    }
+
+    /// What tuning found on this device, by the problem.
+    pub(crate) fn tuning(&self) -> MutexGuard<'_, HashMap<String, Winner>> {
+        transfer::lock(&self.inner.tuning)
     }
 
     /// Whether this crate's own kernels are compiled with runtime checks through this handle.
