@@ -4,8 +4,10 @@ use crate::{BackendOption, FormOption, Verdict, open, say};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
+use wgpu_attention::wgpu::DeviceType;
 use wgpu_attention::{
-    Alignment, AttentionProblem, AttentionRules, ElementType, LinearProblem, Result, TuneOptions,
+    Alignment, AttentionProblem, AttentionRules, Capabilities, ElementType, LayerConfig,
+    LinearProblem, Result, TuneOptions,
 };
 
 #[derive(Args)]
@@ -80,24 +82,8 @@ fn seconds(text: &str) -> std::result::Result<f64, String> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<Verdict> {
-    let gpu = open(&options.adapter, options.backend)?;
-    let info = gpu.adapter_info();
-    say(format_args!(
-        "adapter     {}, driver {}",
-        gpu.describe(),
-        format!("{} {}", info.driver, info.driver_info).trim()
-    ));
-    // A file that could not be written afterwards is an error before anything is measured.
-    if let Some(file) = &options.file {
-        let known = gpu.load_tuning(file)?;
-        gpu.save_tuning(file)?;
-        say(format_args!(
-            "file        {}, {known} problems of this adapter",
-            file.display()
-        ));
-    }
     let kv_heads = options.kv_heads.unwrap_or(options.heads);
-    let head_dim = options.d_model.checked_div(options.heads).unwrap_or(0);
+    let head_dim = LayerConfig::new(options.d_model, options.d_model, options.heads).head_dim()?;
     let tune = TuneOptions::within(Duration::from_secs_f64(options.seconds));
     let form = options.form.form();
     let causal = |problem: AttentionProblem| AttentionProblem {
@@ -125,18 +111,42 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         ))
     };
     let fused = (options.heads.saturating_add(kv_heads.saturating_mul(2))).saturating_mul(head_dim);
-    for tokens in [options.tokens, 1] {
-        for (d_in, d_out) in [(options.d_model, fused), (options.d_model, options.d_model)] {
-            let problem = LinearProblem {
-                batch: options.batch,
-                tokens,
-                d_in,
-                d_out,
-                form,
-                few: None,
-            };
-            say(problem.tune_blocking(&gpu, &tune)?);
-        }
+    let projections = [options.tokens, 1].into_iter().flat_map(|tokens| {
+        [fused, options.d_model].map(|d_out| LinearProblem {
+            batch: options.batch,
+            tokens,
+            d_in: options.d_model,
+            d_out,
+            form,
+            few: None,
+        })
+    });
+    let projections: Vec<LinearProblem> = projections.collect();
+    // What cannot be is an error before anything is measured.
+    let any = Capabilities::webgpu_defaults(DeviceType::Other);
+    projections
+        .iter()
+        .try_for_each(|problem| problem.plan(&any).map(drop))?;
+    prefill.plan(&any)?;
+
+    let gpu = open(&options.adapter, options.backend)?;
+    let info = gpu.adapter_info();
+    say(format_args!(
+        "adapter     {}, driver {}",
+        gpu.describe(),
+        format!("{} {}", info.driver, info.driver_info).trim()
+    ));
+    // A file that could not be written afterwards is an error before anything is measured.
+    if let Some(file) = &options.file {
+        let known = gpu.load_tuning(file)?;
+        gpu.save_tuning(file)?;
+        say(format_args!(
+            "file        {}, {known} problems of this adapter",
+            file.display()
+        ));
+    }
+    for problem in projections {
+        say(problem.tune_blocking(&gpu, &tune)?);
     }
     for problem in [prefill, decode] {
         say(problem.tune_blocking(&gpu, &tune)?);
