@@ -10,7 +10,7 @@ use support::check::*;
 use wgpu_attention::kernels::{Form, Kernel};
 use wgpu_attention::{
     Alignment, Attention, AttentionProblem, AttentionRules, AttentionWeights, ElementType, Error,
-    Gpu, KvCache, LayerConfig, LayerWeights, Linear, LinearProblem, MatrixLayout,
+    Gpu, GpuOptions, KvCache, LayerConfig, LayerWeights, Linear, LinearProblem, MatrixLayout,
     MultiHeadAttention, Plan, Projection, QkvWeights, Rotary, RotaryConfig, Rule, Tensor,
     TensorCopy, Timestamps, WeightsArguments, WeightsStage,
 };
@@ -255,7 +255,10 @@ fn a_cut_pass_has_one_span() {
 /// Kernels of this crate give the same bits with runtime checks and without, by pipelines of their own.
 #[test]
 fn results_do_not_depend_on_runtime_checks() {
-    let Some(gpu) = gpu() else { return };
+    // A device of its own, since pipelines are counted.
+    let Some(gpu) = support::open(&GpuOptions::default()) else {
+        return;
+    };
     let checked = gpu.with_runtime_checks(true);
     assert!(checked.runtime_checks() && !gpu.runtime_checks() && checked.same_as(&gpu));
     let mut failures = Failures::default();
@@ -277,7 +280,10 @@ fn results_do_not_depend_on_runtime_checks() {
 /// A caller's kernel, rule or changed plan is checked whatever the handle says: the handle's choice makes no other pipeline of it.
 #[test]
 fn what_is_a_callers_is_always_checked() {
-    let Some(gpu) = gpu() else { return };
+    // A device of its own, since pipelines are counted.
+    let Some(gpu) = support::open(&GpuOptions::default()) else {
+        return;
+    };
     let problem = AttentionProblem::new(1, 3, 21, 12);
     let plan = problem.plan(gpu.capabilities()).unwrap();
     let own: &'static Kernel = plan.kernel;
@@ -301,7 +307,7 @@ fn what_is_a_callers_is_always_checked() {
         gpu.pipeline_count() - before
     };
     let checked = gpu.with_runtime_checks(true);
-    // Sizes that no other test has, so that nothing is there before; each is compiled once with checks, and there it is without.
+    // Each is compiled once with checks, and there it is for a handle without.
     type Change<'a> = (&'a str, &'a AttentionProblem, &'a dyn Fn(&mut Plan));
     let changes: [Change<'_>; 4] = [
         ("a rule", &ruled, &|_| {}),

@@ -523,7 +523,7 @@ fn shader_module(
     checks.force_loop_bounding = false;
     // SAFETY: `Origin::Own` says that the text is this crate's own and that its numbers are those that this crate's planner
     // and encoders make. Such a kernel touches nothing outside of its operands, and all its loops end; ARCHITECTURE.md, Runtime checks,
-    // says why, and tests/unchecked.rs holds results and neighbouring memory against what checked shaders give.
+    // says why; tests/dispatch.rs holds results against those of checked shaders, and all tests of kernels and hostile data run without.
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 
