@@ -69,6 +69,12 @@ impl AttentionProblem {
         let configuration = chosen
             .cloned()
             .ok_or_else(|| self.refusal(kernel, capabilities))?;
+        if fitting.len() > 1 && kernel.form == Form::Tiled {
+            reason.push_str(match workgroups(&configuration) {
+                ENOUGH_BLOCKS_TILED.. => "; large blocks, since there are enough of them for a GPU",
+                _ => "; small blocks, since there are few of them",
+            });
+        }
         let mut plan = self.planned(kernel, configuration, None, reason, capabilities)?;
         if let Some(error) = no_decode {
             plan.reason.push_str(&format!(
