@@ -142,8 +142,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
             ),
             (
                 FOURS_ANY,
-                "select(0.0, value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE), channel < params.head_dim)",
-                "value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE)",
+                "select(vec4<f32>(), k_four_unmasked(row, channel), there)",
+                "k_four_unmasked(row, channel)",
             ),
         ],
     ),
@@ -1192,7 +1192,7 @@ static KERNEL_RULE_MUTANTS: &[(&str, &[Edit])] = &[
     (
         "sinks ignored by the kernel",
         &[
-            (TILED, "item.has_sink", "false"),
+            (TILED, "if (item.has_sink)", "if (false)"),
             (LANES, "item.has_sink", "false"),
         ],
     ),
