@@ -961,7 +961,7 @@ static RULE_MUTANTS: &[(&str, &[Edit])] = &[
         "packed keys without an end",
         &[(
             ITEM,
-            "min(item.keys, max(k_end, item.k_start) - item.k_start)",
+            "min(item.keys, max(k_end, k_start) - k_start)",
             "item.keys",
         )],
     ),
@@ -969,7 +969,7 @@ static RULE_MUTANTS: &[(&str, &[Edit])] = &[
         "packed queries without an end",
         &[(
             ITEM,
-            "min(item.rows, max(q_end, item.q_start) - item.q_start)",
+            "min(item.rows, max(q_end, q_start) - q_start)",
             "item.rows",
         )],
     ),
