@@ -32,6 +32,7 @@ GPU_TESTS=(
     buffers
     errors
     case_kinds
+    bench
     program
 )
 # Whether the checks can fail does not depend on the adapter: asked on the one that compiles fastest, hundreds of broken

@@ -294,8 +294,8 @@ impl Work {
                 ..
             } => {
                 let pairs = match causal {
-                    // (One of the two is even; halved first, so that nothing is cut off where the product is.)
-                    true => product(&[tokens.div_ceil(2), tokens + 1 - tokens % 2]),
+                    // T * (T + 1) / 2, halved first: one of the two is even.
+                    true => product(&[tokens.div_ceil(2), tokens | 1]),
                     false => product(&[tokens, tokens]),
                 };
                 // A product with the key and one with the value.

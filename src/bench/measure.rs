@@ -272,6 +272,17 @@ impl Stopwatch {
         Ok(begin.elapsed().as_secs_f64())
     }
 
+    /// Seconds of the passes of one call by the GPU's clock; `None` where there is no clock, it ran backwards, or the call has no
+    /// pass. Whether it can be believed otherwise is for [`measure`] to say.
+    ///
+    /// # Errors
+    ///
+    /// What recording gives; [`Error::DeviceLost`].
+    pub fn gpu(&mut self, record: &mut Recorder<'_>) -> Result<Option<f64>> {
+        let timed = self.timed(1, record)?;
+        Ok(timed.map(|timed| timed.calls.iter().sum()))
+    }
+
     /// Repeats calls until they settle, and returns how many make a sample.
     fn warm_up(&self, options: &MeasureOptions, record: &mut Recorder<'_>) -> Result<u32> {
         let begin = Instant::now();

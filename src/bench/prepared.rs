@@ -169,19 +169,39 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// As recording a call; [`Error::DeviceLost`].
+    /// As [`run`](Self::run).
     pub fn check(&self) -> Result<Comparison> {
+        self.compare(&self.run()?)
+    }
+
+    /// What a call leaves in an output that was full of NaN, token-major.
+    ///
+    /// # Errors
+    ///
+    /// What recording gives; [`Error::DeviceLost`].
+    pub fn run(&self) -> Result<Vec<f32>> {
         let out = self.output();
         poison(out)?;
         let gpu = out.view().gpu().clone();
         let submission = gpu.record_and_submit(|encoder| self.record(encoder, 0, None))?;
         gpu.wait_for(submission)?;
-        let got = read(out)?;
-        self.compare(&got)
+        read(out)
     }
 
-    /// [`check`](Self::check) of a result that is there already, in the order of the output.
-    pub(super) fn compare(&self, got: &[f32]) -> Result<Comparison> {
+    /// Holds a result, token-major, against the reference as [`check`](Self::check) does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] if it has not as many elements as the output.
+    pub fn compare(&self, got: &[f32]) -> Result<Comparison> {
+        let wanted = self.output().view().elements();
+        if got.len() as u64 != wanted {
+            return Err(Error::shape(
+                "result",
+                format!("{wanted} elements"),
+                got.len(),
+            ));
+        }
         let rows = match &self.made {
             Made::Attention(case) => case.expected(&self.work)?,
             Made::Linear(case) => case.expected()?,
@@ -189,14 +209,7 @@ impl Prepared {
         };
         let (mut picked, mut expected) = (Vec::new(), Vec::new());
         for (at, row) in rows {
-            let Some(own) = got.get(at..at + row.len()) else {
-                return Err(Error::shape(
-                    "output",
-                    format!("at least {} elements", at + row.len()),
-                    got.len(),
-                ));
-            };
-            picked.extend_from_slice(own);
+            picked.extend_from_slice(&got[at..at + row.len()]);
             expected.extend(row);
         }
         let shape = [expected.len()];
