@@ -111,7 +111,7 @@ fn cautious_rate(device_type: wgpu::DeviceType) -> u64 {
         wgpu::DeviceType::DiscreteGpu => 200_000_000_000,
         wgpu::DeviceType::IntegratedGpu => 50_000_000_000,
         wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => 20_000_000_000,
-        wgpu::DeviceType::Cpu => 5_000_000_000,
+        wgpu::DeviceType::Cpu => 10_000_000_000,
     }
 }
 

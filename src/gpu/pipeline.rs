@@ -177,6 +177,9 @@ pub(crate) struct Call<'a> {
     pub(crate) timestamps: Option<&'a mut Timestamps>,
 }
 
+/// The parameters and the grid of one of the dispatches into which a call is cut.
+type Slice<'a> = (Cow<'a, [u8]>, [u32; 3]);
+
 impl Gpu {
     /// The pipeline of a kernel's configuration: from the cache, or compiled now.
     pub(crate) fn pipeline(
@@ -432,11 +435,7 @@ impl Gpu {
     }
 
     /// Parameters and grid of each dispatch of a call.
-    fn slices<'a>(
-        &self,
-        pipeline: &Pipeline,
-        call: &Call<'a>,
-    ) -> Result<Vec<(Cow<'a, [u8]>, [u32; 3])>> {
+    fn slices<'a>(&self, pipeline: &Pipeline, call: &Call<'a>) -> Result<Vec<Slice<'a>>> {
         let whole = vec![(Cow::Borrowed(call.params), call.grid)];
         let Some(range_at) = pipeline.range_at.filter(|_| call.slices > 1) else {
             return Ok(whole);
@@ -524,7 +523,7 @@ fn shader_module(
     checks.force_loop_bounding = false;
     // SAFETY: `Origin::Own` says that the text is this crate's own and that its numbers are those that this crate's planner
     // and encoders make. Such a kernel touches nothing outside of its operands, and all its loops end; ARCHITECTURE.md, Runtime checks,
-    // says why, and tests/unchecked.rs holds results and neighbouring memory against what checked shaders give.
+    // says why; tests/dispatch.rs holds results against those of checked shaders, and all tests of kernels and hostile data run without.
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 

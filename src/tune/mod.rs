@@ -101,6 +101,7 @@ impl fmt::Display for Tuned {
             }
         }
         match self.left_out {
+            _ if self.measured.is_empty() => write!(f, "\n  nothing to compute"),
             0 => Ok(()),
             count => write!(f, "\n  {count} more not measured"),
         }
