@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 use support::gpu;
 use wgpu_attention::bench::{
-    Bound, CASES, Layout, MeasureOptions, Peaks, PrepareOptions, Prepared, Work, expect_new,
+    Bound, CASES, Layout, MeasureOptions, Peaks, PrepareOptions, Prepared, Work, expect_writable,
     measure, save, select,
 };
 use wgpu_attention::{ElementType, Error, Form, wgpu};
@@ -304,9 +304,13 @@ fn peaks_are_measured_in_every_form() {
 fn a_report_is_not_written_over_another_unasked() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
-    expect_new(&path).unwrap();
+    expect_writable(&path, false).unwrap();
     save(&path, "first", false).unwrap();
-    assert!(matches!(expect_new(&path), Err(Error::Io { .. })));
+    assert!(matches!(
+        expect_writable(&path, false),
+        Err(Error::Io { .. })
+    ));
+    expect_writable(&path, true).unwrap();
     assert!(matches!(
         save(&path, "second", false),
         Err(Error::Io { .. })

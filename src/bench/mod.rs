@@ -30,8 +30,8 @@ pub use measure::{MeasureOptions, Measured, NoGpuTime, Recorder, Spread, Stopwat
 pub use peaks::{Bound, PEAK_KERNELS, Peak, Peaks, Share};
 pub use prepared::{PrepareOptions, Prepared, noise};
 
+use crate::Result;
 use crate::replace_file::{io_error, replace_file};
-use crate::{Error, Result};
 use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -40,31 +40,37 @@ use std::time::{SystemTime, UNIX_EPOCH};
 ///
 /// # Errors
 ///
-/// [`Error::Io`] where it cannot be written, or where a file of that name is there and is not to be replaced.
+/// [`Error::Io`](crate::Error::Io) where it cannot be written, or where a file of that name is there and is not to be replaced.
 pub fn save(path: &Path, text: &str, replace: bool) -> Result<()> {
-    if !replace {
-        expect_new(path)?;
-    }
+    expect_writable(path, replace)?;
     replace_file(path, |file| file.write_all(text.as_bytes()))
 }
 
-/// An error where something of that name is there: to be asked before anything is measured for it.
+/// An error where a report could not be written for a reason that can be seen before anything is measured for it.
 ///
 /// # Errors
 ///
-/// [`Error::Io`].
-pub fn expect_new(path: &Path) -> Result<()> {
+/// [`Error::Io`](crate::Error::Io) where there is no such folder, or where something of that name is there and is not to be replaced.
+pub fn expect_writable(path: &Path, replace: bool) -> Result<()> {
+    use std::io::{Error as IoError, ErrorKind};
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let in_folder = folder.metadata();
+    in_folder.map_err(|error| io_error(folder, error))?;
     // (A link to nowhere is there, too.)
     match path.symlink_metadata() {
-        Ok(_) => Err(io_error(
-            path,
-            std::io::Error::new(std::io::ErrorKind::AlreadyExists, "it is there already"),
-        )),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(Error::Io {
-            path: path.display().to_string(),
-            source: error,
-        }),
+        Ok(_) if replace => Ok(()),
+        Ok(_) => {
+            let words = "it is there already";
+            Err(io_error(
+                path,
+                IoError::new(ErrorKind::AlreadyExists, words),
+            ))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(io_error(path, error)),
     }
 }
 

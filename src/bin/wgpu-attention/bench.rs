@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 use wgpu_attention::bench::{
     Bound, CASES, Case, MeasureOptions, Measured, Peaks, PrepareOptions, Prepared, Share, Spread,
-    expect_new, measure, save, select, utc,
+    expect_writable, measure, save, select, utc,
 };
 use wgpu_attention::compare::Comparison;
 use wgpu_attention::{Error, Gpu, Result, wgpu};
@@ -39,6 +39,9 @@ pub(crate) struct Options {
     /// The form of the kernels
     #[arg(long, value_enum, default_value = "auto")]
     form: FormOption,
+    /// Take the plans that `tune` kept in this file for this adapter
+    #[arg(long, value_name = "TUNING.json")]
+    tuning: Option<PathBuf>,
     /// Samples of a case at most
     #[arg(long, default_value_t = 30, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     samples: u32,
@@ -80,8 +83,8 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         }
         return Ok(Verdict::Right);
     }
-    if let Some(path) = options.json.as_ref().filter(|_| !options.force) {
-        expect_new(path)?;
+    if let Some(path) = &options.json {
+        expect_writable(path, options.force)?;
     }
     let gpu = open(&options.adapter, options.backend)?;
     let info = gpu.adapter_info();
@@ -109,6 +112,15 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
             left_out.len()
         ));
     }
+    let mut tuned = None;
+    if let Some(file) = &options.tuning {
+        let known = gpu.load_tuning(file)?;
+        say(format_args!(
+            "tuning      {}, {known} problems of this adapter",
+            file.display()
+        ));
+        tuned = Some(known);
+    }
     let begin = Instant::now();
     let peaks = Peaks::measure(&gpu)?;
     print_peaks(&peaks);
@@ -119,6 +131,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         peaks: &peaks,
         left_out: left_out.iter().map(|case| case.work.name()).collect(),
         date: utc(SystemTime::now()),
+        tuned,
         rows: Vec::new(),
     };
     report.save(false)?;
@@ -290,6 +303,8 @@ struct Report<'a> {
     peaks: &'a Peaks,
     left_out: Vec<String>,
     date: String,
+    /// Problems that were tuned, where a file was given.
+    tuned: Option<usize>,
     rows: Vec<(&'static Case, Outcome)>,
 }
 
@@ -338,6 +353,7 @@ impl Report<'_> {
                 "cases": self.options.cases,
                 "form": format!("{:?}", self.options.form).to_lowercase(),
                 "samples": self.options.samples,
+                "tuned_problems": self.tuned,
             },
             "peaks": {
                 "flops_per_second": self.peaks.best(Bound::Compute).map(|peak| peak.rate),
