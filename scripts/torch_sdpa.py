@@ -9,6 +9,7 @@ the wall clock for the device `cpu`. A shape that torch refuses is kept with the
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -18,24 +19,31 @@ TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 def read(path):
-    with open(path, encoding="utf-8") as file:
-        report = json.load(file)
+    try:
+        with open(path, encoding="utf-8") as file:
+            report = json.load(file)
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path}: {error}")
+    if not isinstance(report, dict):
+        sys.exit(f"{path}: expected an object")
     if report.get("schema") != 1:
         sys.exit(f"{path}: expected schema 1, got {report.get('schema')!r}")
     return report
 
 
 def shapes(report):
-    """Each attention shape once, whatever type and layout it is measured in."""
+    """Each attention shape once, whatever type and layout it is measured in: sizes, operations, sets of operands."""
     seen = {}
     for case in report["cases"]:
         if case["kind"] in ("attention", "decode"):
             sizes = {key: value for key, value in case["sizes"].items() if key != "layout"}
-            seen.setdefault(json.dumps(sizes, sort_keys=True), (sizes, case["flops"]))
+            # As many sets in turn as there, so that neither is flattered by a cache.
+            sets = case.get("operand_sets", 1)
+            seen.setdefault(json.dumps(sizes, sort_keys=True), (sizes, case["flops"], sets))
     return list(seen.values())
 
 
-def time_one(torch, device, sizes, element):
+def time_one(torch, device, sizes, element, sets):
     """Median seconds of a call, and how many samples it is the median of."""
     function = torch.nn.functional.scaled_dot_product_attention
     dtype = getattr(torch, TYPES[element])
@@ -44,15 +52,18 @@ def time_one(torch, device, sizes, element):
         shape = (sizes["batch"], heads, tokens, sizes["head_dim"])
         return torch.rand(shape, device=device, dtype=torch.float32).mul_(2).sub_(1).to(dtype)
 
-    q = tensor(sizes["heads"], sizes["q_len"])
-    k, v = (tensor(sizes["kv_heads"], sizes["kv_len"]) for _ in range(2))
+    def operands():
+        kv = [tensor(sizes["kv_heads"], sizes["kv_len"]) for _ in range(2)]
+        return [tensor(sizes["heads"], sizes["q_len"]), *kv]
+
+    turns = itertools.cycle([operands() for _ in range(sets)])
     # One query that sees all keys needs no mask; torch's own aligns it with the first key.
     options = {"is_causal": bool(sizes["causal"]) and sizes["q_len"] == sizes["kv_len"]}
     if sizes["heads"] != sizes["kv_heads"]:
         options["enable_gqa"] = True
 
     def call():
-        return function(q, k, v, **options)
+        return function(*next(turns), **options)
 
     def sample(calls):
         if device == "cpu":
@@ -97,7 +108,7 @@ def measure(arguments):
     # Full f32, as the kernels here: no shortened products.
     torch.backends.cuda.matmul.allow_tf32 = False
     begin = time.perf_counter()
-    for sizes, flops in shapes(report):
+    for sizes, flops, sets in shapes(report):
         for element in TYPES:
             if time.perf_counter() - begin > arguments.seconds:
                 out["complete"] = False
@@ -105,7 +116,7 @@ def measure(arguments):
             entry = {"sizes": sizes, "type": element, "flops": flops}
             try:
                 with torch.no_grad():
-                    seconds, samples = time_one(torch, device, sizes, element)
+                    seconds, samples = time_one(torch, device, sizes, element, sets)
                 entry.update(median_s=seconds, samples=samples, flops_per_second=flops / seconds)
             except (RuntimeError, TypeError, ValueError) as error:
                 entry["refused"] = str(error).splitlines()[0]
@@ -150,6 +161,8 @@ def table(arguments):
         first = [cell.ljust(width) for cell, width in zip(cells[:2], widths)]
         rest = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:])]
         print("  ".join(first + rest).rstrip())
+    if not report["complete"]:
+        print("\nnot all cases: the measurement was ended before")
     if torch_report:
         print(f"\ntorch {torch_report['torch']} on {torch_report['device']}; this on {report['adapter']['name']}")
 
