@@ -392,7 +392,7 @@ impl Work {
                     causal,
                     // Past the edge of every tile.
                     tokens: tokens.min(97),
-                    heads: heads.min(2 * group),
+                    heads: heads.min(group.saturating_mul(2)),
                     kv_heads: kv_heads.min(2),
                     head_dim,
                     element,
@@ -407,7 +407,7 @@ impl Work {
                 element,
             } => Work::Decode {
                 keys: keys.min(517),
-                heads: heads.min(2 * (heads / kv_heads.max(1))),
+                heads: heads.min((heads / kv_heads.max(1)).saturating_mul(2)),
                 kv_heads: kv_heads.min(2),
                 head_dim,
                 element,
