@@ -131,7 +131,10 @@ main() {
     FOLDER=${1:-gpu-check-$(date -u +%Y%m%dT%H%M%SZ)}
     mkdir -p "$FOLDER"
     bench+=("$FOLDER/bench.json" --force)
-    "$PROGRAM" --version
+    if ! "$PROGRAM" --version; then
+        echo "$PROGRAM does not run here" >&2
+        exit 2
+    fi
 
     part info "$INFO_S" "$PROGRAM" info || true
     # The first adapter is the one that is taken.

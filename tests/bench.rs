@@ -317,6 +317,9 @@ fn peaks_are_measured_in_every_form() {
     assert_eq!(peaks.forms.len(), 9);
     assert!(peaks.dispatch_seconds > 0.0 && peaks.submission_seconds > 0.0);
     assert!(peaks.copied_bytes >= 1 << 20);
+    let again = peaks.again(&gpu).unwrap();
+    let forms: Vec<&str> = again.iter().map(|peak| peak.form.as_str()).collect();
+    assert_eq!(forms, [compute.form.as_str(), memory.form.as_str()]);
     assert!(
         gpu.adapter_info().device_type != wgpu::DeviceType::Cpu || peaks.copied_bytes <= 128 << 20
     );

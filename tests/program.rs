@@ -811,6 +811,8 @@ fn bench_checks_a_case_measures_it_and_writes_what_it_found() {
     let share = cases[0]["share_of_peak"].as_f64().unwrap();
     assert!(share > 0.0 && share < 1.0, "{share}");
     let rates = &file["peaks"];
+    assert_eq!(rates["after"].as_array().unwrap().len(), 2);
+    assert!(shown.contains("peaks after the cases"), "{shown}");
     assert!(rates["flops_per_second"].as_f64().unwrap() > 1e8);
     assert!(rates["bytes_per_second"].as_f64().unwrap() > 1e8);
 

@@ -169,6 +169,33 @@ impl Peaks {
         })
     }
 
+    /// The best form of each peak once more: whether the adapter is still what it was before the cases.
+    ///
+    /// # Errors
+    ///
+    /// As [`measure`](Self::measure).
+    pub fn again(&self, gpu: &Gpu) -> Result<Vec<Peak>> {
+        let mut again = Vec::new();
+        let best = |bound| self.best(bound).map(|peak| peak.form.as_str());
+        for configuration in (MULTIPLY_ADD.configurations)() {
+            if best(Bound::Compute) == Some(&form(&MULTIPLY_ADD, &configuration)) {
+                again.push(multiply_add(gpu, &configuration)?);
+            }
+        }
+        let buffers = Buffers::new(gpu)?;
+        for kernel in [&COPY, &READ] {
+            for configuration in (kernel.configurations)() {
+                if best(Bound::Memory) == Some(&form(kernel, &configuration)) {
+                    again.push(buffers.moved(gpu, kernel, &configuration)?);
+                }
+            }
+        }
+        if best(Bound::Memory) == Some(COPIED) {
+            again.push(buffers.copied(gpu)?);
+        }
+        Ok(again)
+    }
+
     /// The best form of a peak.
     pub fn best(&self, bound: Bound) -> Option<&Peak> {
         let forms = self.forms.iter().filter(|peak| peak.bound == bound);
@@ -191,6 +218,14 @@ impl Peaks {
         shares.max_by(|a, b| a.share.total_cmp(&b.share))
     }
 }
+
+/// A kernel's form in words.
+fn form(kernel: &Kernel, configuration: &Configuration) -> String {
+    format!("{} [{configuration}]", kernel.name)
+}
+
+/// The form that is the driver's own copy of buffers.
+const COPIED: &str = "copy_buffer_to_buffer";
 
 /// How a form is measured.
 fn options() -> MeasureOptions {
@@ -279,7 +314,7 @@ fn multiply_add(gpu: &Gpu, configuration: &Configuration) -> Result<Peak> {
         &mut recorder(gpu, &pipeline, None, &out, groups),
     )?;
     let flops = 2 * each * groups * MULTIPLY_ADD_INVOCATIONS;
-    let form = format!("{} [{configuration}]", MULTIPLY_ADD.name);
+    let form = form(&MULTIPLY_ADD, configuration);
     Ok(peak(Bound::Compute, form, flops, measured))
 }
 
@@ -361,7 +396,7 @@ impl Buffers {
             &options(),
             &mut recorder(gpu, &pipeline, Some(&source), &out, groups),
         )?;
-        let form = format!("{} [{configuration}]", kernel.name);
+        let form = form(kernel, configuration);
         Ok(peak(Bound::Memory, form, self.bytes + written, measured))
     }
 
@@ -372,7 +407,7 @@ impl Buffers {
             gpu.record_copy(encoder, from, 0, to, 0, self.bytes)
         };
         let measured = measure(gpu, &options(), &mut record)?;
-        let form = "copy_buffer_to_buffer".to_string();
+        let form = COPIED.to_string();
         Ok(peak(Bound::Memory, form, 2 * self.bytes, measured))
     }
 

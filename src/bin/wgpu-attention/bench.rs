@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 use wgpu_attention::bench::{
-    Bound, CASES, Case, MeasureOptions, Measured, Peaks, PrepareOptions, Prepared, Share, Spread,
-    expect_writable, measure, save, select, utc,
+    Bound, CASES, Case, MeasureOptions, Measured, Peak, Peaks, PrepareOptions, Prepared, Share,
+    Spread, expect_writable, measure, save, select, utc,
 };
 use wgpu_attention::compare::Comparison;
 use wgpu_attention::{Error, Gpu, Result, wgpu};
@@ -132,6 +132,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         left_out: left_out.iter().map(|case| case.work.name()).collect(),
         date: utc(SystemTime::now()),
         tuned,
+        after: Vec::new(),
         rows: Vec::new(),
     };
     report.save(false)?;
@@ -150,6 +151,9 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         report.rows.push((case, outcome));
         report.save(false)?;
     }
+    report.after = peaks.again(&gpu)?;
+    say("");
+    print_again(&peaks, &report.after);
     report.save(true)?;
     conclude(&report.rows, begin.elapsed(), options)
 }
@@ -213,6 +217,22 @@ fn print_peaks(peaks: &Peaks) {
     ));
 }
 
+/// Peaks that have changed since the cases began make shares worth less.
+fn print_again(peaks: &Peaks, after: &[Peak]) {
+    let changes: Vec<String> = after
+        .iter()
+        .filter_map(|peak| {
+            let before = peaks.best(peak.bound)?.rate;
+            let change = 100.0 * (peak.rate / before - 1.0);
+            Some(format!("{} {change:+.0} %", peak.bound))
+        })
+        .collect();
+    say(format_args!(
+        "peaks after the cases against before: {}",
+        changes.join(", ")
+    ));
+}
+
 /// Operations or bytes a second, whichever binds it, in words.
 fn rate(case: &Case, row: &Row) -> String {
     let seconds = row.measured.best().median;
@@ -273,7 +293,6 @@ fn conclude(rows: &[(&Case, Outcome)], took: Duration, options: &Options) -> Res
             Outcome::Refused(_) => {}
         }
     }
-    say("");
     for reason in reasons {
         say(format_args!(
             "wall time where there is no GPU time: {reason}"
@@ -305,6 +324,8 @@ struct Report<'a> {
     date: String,
     /// Problems that were tuned, where a file was given.
     tuned: Option<usize>,
+    /// The best peaks once more, after the cases.
+    after: Vec<Peak>,
     rows: Vec<(&'static Case, Outcome)>,
 }
 
@@ -361,18 +382,23 @@ impl Report<'_> {
                 "dispatch_s": self.peaks.dispatch_seconds,
                 "submission_s": self.peaks.submission_seconds,
                 "buffer_bytes": self.peaks.copied_bytes,
-                "forms": self.peaks.forms.iter().map(|peak| json!({
-                    "bound": peak.bound.to_string(),
-                    "form": peak.form,
-                    "rate_per_second": peak.rate,
-                    "wall": times(&peak.measured.wall),
-                    "gpu": peak.measured.gpu.as_ref().ok().map(times),
-                })).collect::<Vec<_>>(),
+                "forms": self.peaks.forms.iter().map(peak_json).collect::<Vec<_>>(),
+                "after": self.after.iter().map(peak_json).collect::<Vec<_>>(),
             },
             "left_out": self.left_out,
             "cases": self.rows.iter().map(|(case, outcome)| case_json(case, outcome)).collect::<Vec<_>>(),
         })
     }
+}
+
+fn peak_json(peak: &Peak) -> Value {
+    json!({
+        "bound": peak.bound.to_string(),
+        "form": peak.form,
+        "rate_per_second": peak.rate,
+        "wall": times(&peak.measured.wall),
+        "gpu": peak.measured.gpu.as_ref().ok().map(times),
+    })
 }
 
 /// Seconds.
