@@ -177,7 +177,8 @@ main() {
     else
         notes+=("no $PYTHON with PyTorch and a GPU that it can use: nothing to compare with")
     fi
-    if [[ $measured == yes ]] && command -v "$PYTHON" >/dev/null; then
+    # (A name alone is no Python: some systems keep a stub there.)
+    if [[ $measured == yes ]] && limited "$TABLE_S" "$PYTHON" -c '' >/dev/null 2>&1; then
         part table "$TABLE_S" "$PYTHON" "$HERE/torch_sdpa.py" --table "$FOLDER/bench.json" ${torch[@]+"${torch[@]}"} || true
     fi
     finish
