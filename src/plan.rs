@@ -24,7 +24,7 @@ pub struct Plan {
     /// is one dispatch.
     pub parts: u32,
     /// Parts of the keys that workgroups of one dispatch compute side by side, and that are then merged; 1 where a workgroup
-    /// has all keys of its queries.
+    /// has all keys of its queries. (Of the kernels for few queries and of attention_tiled.)
     pub splits: u32,
     /// Dispatches that the grid is cut into, so that none takes longer than
     /// [`Capabilities::longest_dispatch`](crate::Capabilities::longest_dispatch). Results do not depend on it.

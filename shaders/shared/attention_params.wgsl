@@ -81,7 +81,7 @@ struct AttentionParams {
     block_table_at: u32,
     block_table_stride: u32,
     rule_data_offset: u32,
-    // decode kernels only: parts of the keys inside of the one grid, and from one part's results to the next one's.
+    // Of decode kernels and attention_tiled: parts of the keys inside of the one grid, and from one part's results to the next one's.
     parts: u32,
     out_part_stride: u32,
     lse_part_stride: u32,

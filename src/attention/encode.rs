@@ -1,6 +1,6 @@
 //! Attention, compiled for one problem and recorded into the caller's encoder.
 
-use super::plan::unaligned;
+use super::plan::{can_split, unaligned};
 use super::rules::TablePlaces;
 use super::{Alignment, AttentionProblem, RuleArguments};
 use crate::gpu::{Argument, Call, Gpu, Origin, Pipeline, Timestamps};
@@ -147,8 +147,8 @@ impl Attention {
                 return Err(Error::parameter(name, parts, rule));
             }
         }
-        if plan.splits > 1 && (plan.parts > 1 || operation != Operation::Decode) {
-            let rule = "must be 1: only kernels for few queries split keys, and in one dispatch";
+        if plan.splits > 1 && (plan.parts > 1 || !can_split(plan.kernel)) {
+            let rule = "must be 1: attention_lanes and attention in parts one after another do not split keys side by side";
             return Err(Error::parameter("plan.splits", plan.splits, rule));
         }
         let origin = problem.origin_of(&plan, gpu.capabilities());

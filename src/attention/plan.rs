@@ -69,6 +69,12 @@ impl AttentionProblem {
         let configuration = chosen
             .cloned()
             .ok_or_else(|| self.refusal(kernel, capabilities))?;
+        if fitting.len() > 1 && kernel.form == Form::Tiled {
+            reason.push_str(match workgroups(&configuration) {
+                ENOUGH_BLOCKS_TILED.. => "; large blocks, since there are enough of them for a GPU",
+                _ => "; small blocks, since there are few of them",
+            });
+        }
         let mut plan = self.planned(kernel, configuration, None, reason, capabilities)?;
         if let Some(error) = no_decode {
             plan.reason.push_str(&format!(
@@ -134,7 +140,13 @@ impl AttentionProblem {
                     self.splits(kernel, &configuration, workgroups, capabilities, splits)?;
                 (1, fewest)
             }
-            false => (self.parts(kernel, &configuration, capabilities)?, 1),
+            false => match self.parts(kernel, &configuration, capabilities)? {
+                1 => (
+                    1,
+                    self.side_by_side(kernel, &configuration, capabilities, splits)?,
+                ),
+                parts => (parts, 1),
+            },
         };
         let rows_per_group = queries_per_group(kernel, &configuration);
         let groups = self.groups(kernel, &configuration, splits);
@@ -214,7 +226,8 @@ impl AttentionProblem {
                     Some(u64::from(splits))
                 };
                 let splits = plan_of(None);
-                if let Some(splits) = splits.filter(|_| kernel.operation == Operation::Decode) {
+                let many = |splits: &u64| kernel.operation == Operation::Decode || *splits > 1;
+                if let Some(splits) = splits.filter(many) {
                     plan_of(Some(splits.div_ceil(2)));
                     plan_of(Some(splits * 2));
                 }
@@ -280,12 +293,40 @@ impl AttentionProblem {
         Ok(splits)
     }
 
-    /// Workgroups in all, where those of few queries have one of that many parts of the keys each.
-    fn groups(&self, kernel: &Kernel, configuration: &Configuration, splits: u64) -> u64 {
-        let (heads, splits) = match kernel.operation {
-            Operation::Decode => (self.kv_heads, splits),
-            _ => (self.heads, 1),
+    /// In how many parts attention_tiled walks over the keys, side by side: as many as are asked for, or so many that a GPU is busy which the
+    /// tiles of queries alone would leave idle.
+    fn side_by_side(
+        &self,
+        kernel: &Kernel,
+        configuration: &Configuration,
+        capabilities: &Capabilities,
+        asked: Option<u64>,
+    ) -> Result<u64> {
+        if !can_split(kernel) || self.packed || self.grid_is_empty() {
+            return Ok(1);
+        }
+        let workgroups = self.groups(kernel, configuration, 1);
+        let wanted = match capabilities.device_type {
+            wgpu::DeviceType::Cpu => 1,
+            _ => {
+                let keys = self.key_range().len() as u64;
+                (ENOUGH_WORKGROUPS / workgroups.max(1)).min(keys / FEWEST_KEYS_TILED)
+            }
         };
+        let splits = asked.unwrap_or(wanted).clamp(1, MOST_SPLITS);
+        // Memory for the parts, and their merge; where they do not fit the device, it goes without.
+        let fits = self.parts_bytes(splits) <= capabilities.max_binding_bytes
+            && self.merge_of(splits as usize).plan(capabilities).is_ok();
+        Ok(if fits { splits } else { 1 })
+    }
+
+    /// Workgroups in all, where each has one of that many parts of the keys.
+    fn groups(&self, kernel: &Kernel, configuration: &Configuration, splits: u64) -> u64 {
+        let heads = match kernel.operation {
+            Operation::Decode => self.kv_heads,
+            _ => self.heads,
+        };
+        let splits = if can_split(kernel) { splits } else { 1 };
         self.row_tiles(kernel, configuration)
             .saturating_mul(heads as u64)
             .saturating_mul(self.batch as u64)
@@ -582,6 +623,12 @@ impl AttentionProblem {
     }
 }
 
+/// Whether a kernel can have the keys in parts side by side.
+pub(super) fn can_split(kernel: &Kernel) -> bool {
+    kernel.operation == Operation::Decode
+        || (kernel.operation == Operation::Attention && kernel.form == Form::Tiled)
+}
+
 /// Whether a kernel has what all its lanes need handed round in one of several ways.
 fn spreads(kernel: &Kernel) -> bool {
     kernel.operation == Operation::Attention && kernel.form == Form::Lanes
@@ -606,6 +653,9 @@ const ENOUGH_WORKGROUPS_TILED: u64 = 512;
 
 /// Blocks of queries that keep a GPU busy: it takes some hundred workgroups at once.
 const ENOUGH_BLOCKS_TILED: u64 = 128;
+
+/// Workgroups of attention_tiled, of 64 or 128 invocations, that keep most GPUs busy.
+const ENOUGH_WORKGROUPS: u64 = 256;
 
 /// Keys below which a part is not worth its workgroup and its place in the merge.
 const FEWEST_KEYS_LANES: u64 = 64;
