@@ -7,21 +7,15 @@
 //! dispatches in runs of their own. What is compared is measured turn and turn about. Nothing is asserted.
 
 use serde_json::{Value, json};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
+use wgpu_attention::bench::{Bound, Peak, Peaks, Spread, Stopwatch, noise, utc};
 use wgpu_attention::{
-    AppendArguments, Attention, AttentionArguments, ElementType, Error, Gpu, GpuOptions, KvCache,
+    AppendArguments, Attention, AttentionArguments, ElementType, Gpu, GpuOptions, KvCache,
     KvCacheConfig, LayerArguments, LayerConfig, LayerShape, LayerWeights, Linear, LinearArguments,
-    LinearProblem, MultiHeadAttention, Projection, QkvWeights, Tensor, TensorCopy, Timestamps,
-    wgpu,
+    LinearProblem, MultiHeadAttention, Projection, QkvWeights, Tensor, Timestamps, wgpu,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
-
-/// Dispatches of a call that there is room to time.
-const MOST_PASSES: u32 = 64;
-
-/// Copies of a buffer in one submission, whose own cost is then small beside them.
-const BUFFER_COPIES: u64 = 8;
 
 /// Tokens that a cache is filled with at once.
 const CHUNK: usize = 256;
@@ -50,20 +44,17 @@ fn run() -> Result<()> {
         info.driver_info
     );
     let mut bench = Bench {
-        timestamps: match gpu.capabilities().timestamps {
-            true => Some(Timestamps::new(&gpu, MOST_PASSES)?),
-            false => None,
-        },
+        watch: Stopwatch::new(&gpu)?,
         gpu: gpu.clone(),
         scale: options.scale,
         bandwidth: None,
     };
-    let memory = bench.memory();
+    let memory = bench.memory()?;
     let attention = bench.decode_attention();
     let layer = bench.layer();
     let projections = bench.projections();
     if let Some(path) = &options.json {
-        let clock = if bench.timestamps.is_some() {
+        let clock = if gpu.capabilities().timestamps {
             "gpu"
         } else {
             "wall"
@@ -71,7 +62,7 @@ fn run() -> Result<()> {
         let report = json!({
             "bench": "decode",
             "crate_version": env!("CARGO_PKG_VERSION"),
-            "date": date(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs()),
+            "date": utc(SystemTime::now()),
             "adapter": info.name,
             "backend": info.backend.to_string(),
             "device_type": format!("{:?}", info.device_type),
@@ -96,7 +87,6 @@ fn run() -> Result<()> {
 #[derive(Clone, Copy)]
 struct Scale {
     kv_lens: &'static [usize],
-    copy_bytes: u64,
     width: usize,
     heads: usize,
     prompt: usize,
@@ -108,7 +98,6 @@ struct Scale {
 
 const FULL: Scale = Scale {
     kv_lens: &[1024, 4096, 16384],
-    copy_bytes: 512 << 20,
     width: 768,
     heads: 12,
     prompt: 128,
@@ -119,7 +108,6 @@ const FULL: Scale = Scale {
 
 const QUICK: Scale = Scale {
     kv_lens: &[64, 256],
-    copy_bytes: 1 << 20,
     width: 128,
     heads: 2,
     prompt: 16,
@@ -144,39 +132,21 @@ struct Case {
 type Encode =
     dyn FnMut(&mut wgpu::CommandEncoder, Option<&mut Timestamps>) -> wgpu_attention::Result<()>;
 
-/// Seconds.
-#[derive(Clone, Copy)]
-struct Spread {
-    p10: f64,
-    median: f64,
-    p90: f64,
-    samples: usize,
+/// In milliseconds, for the file.
+fn spread_json(spread: &Spread) -> Value {
+    let ms = |seconds: f64| seconds * 1e3;
+    json!({
+        "p10_ms": ms(spread.p10), "median_ms": ms(spread.median), "p90_ms": ms(spread.p90),
+        "samples": spread.samples.len(),
+    })
 }
 
-impl Spread {
-    fn of(mut samples: Vec<f64>) -> Option<Self> {
-        samples.sort_by(f64::total_cmp);
-        let last = samples.len().checked_sub(1)?;
-        let at = |share: f64| samples[(share * last as f64).round() as usize];
-        Some(Spread {
-            p10: at(0.1),
-            median: at(0.5),
-            p90: at(0.9),
-            samples: samples.len(),
-        })
-    }
-
-    fn json(self) -> Value {
-        let ms = |seconds: f64| seconds * 1e3;
-        json!({ "p10_ms": ms(self.p10), "median_ms": ms(self.median), "p90_ms": ms(self.p90), "samples": self.samples })
-    }
-
-    fn text(spread: Option<Self>) -> String {
-        spread.map_or("-".into(), |own| {
-            let [p10, median, p90] = [own.p10, own.median, own.p90].map(|seconds| seconds * 1e3);
-            format!("{median:.3} ({p10:.3} .. {p90:.3})")
-        })
-    }
+/// In milliseconds, for people.
+fn spread_text(spread: Option<&Spread>) -> String {
+    spread.map_or("-".into(), |own| {
+        let [p10, median, p90] = [own.p10, own.median, own.p90].map(|seconds| seconds * 1e3);
+        format!("{median:.3} ({p10:.3} .. {p90:.3})")
+    })
 }
 
 struct Outcome {
@@ -203,8 +173,8 @@ impl Outcome {
         match &self.times {
             Err(reason) => value["skipped"] = json!(reason),
             Ok((wall, gpu)) => {
-                value["wall"] = wall.json();
-                value["gpu"] = gpu.map_or(Value::Null, Spread::json);
+                value["wall"] = spread_json(wall);
+                value["gpu"] = gpu.as_ref().map_or(Value::Null, spread_json);
                 value["bytes"] = json!(self.bytes);
                 value["gb_per_s"] = json!(self.rate().map(|rate| rate / 1e9));
                 let share = self.rate().zip(bandwidth);
@@ -217,48 +187,13 @@ impl Outcome {
 
 struct Bench {
     gpu: Gpu,
-    timestamps: Option<Timestamps>,
+    watch: Stopwatch,
     scale: Scale,
     /// Bytes a second, read and written.
     bandwidth: Option<f64>,
 }
 
 impl Bench {
-    /// Wall time of a call.
-    fn wall(&self, encode: &mut Encode) -> wgpu_attention::Result<f64> {
-        let start = Instant::now();
-        let mut encoder = self
-            .gpu
-            .device()
-            .create_command_encoder(&Default::default());
-        encode(&mut encoder, None)?;
-        let submission = self.gpu.submit(encoder.finish())?;
-        self.gpu.wait_for(submission)?;
-        Ok(start.elapsed().as_secs_f64())
-    }
-
-    /// GPU time of a call; `None` where the adapter has no clock.
-    fn gpu_time(&mut self, encode: &mut Encode) -> wgpu_attention::Result<Option<f64>> {
-        let Some(timestamps) = &mut self.timestamps else {
-            return Ok(None);
-        };
-        let mut encoder = self
-            .gpu
-            .device()
-            .create_command_encoder(&Default::default());
-        encode(&mut encoder, Some(timestamps))?;
-        timestamps.resolve(&mut encoder);
-        self.gpu.submit(encoder.finish())?;
-        match timestamps.read_blocking() {
-            // A call without a pass of its own, such as a copy of buffers.
-            Ok(spans) if spans.is_empty() => Ok(None),
-            Ok(spans) => Ok(Some(spans.iter().map(|span| span.seconds).sum())),
-            // A clock that ran backwards: this sample is none.
-            Err(Error::Unsupported { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     /// All cases, turn and turn about.
     fn measure(&mut self, mut cases: Vec<Case>) -> Vec<Outcome> {
         let mut samples = vec![(Vec::new(), Vec::new()); cases.len()];
@@ -277,8 +212,8 @@ impl Bench {
                     let Ok(encode) = &mut case.encode else {
                         break;
                     };
-                    let wall = self.wall(encode);
-                    match wall.and_then(|wall| Ok((wall, self.gpu_time(encode)?))) {
+                    let wall = self.watch.wall(1, encode);
+                    match wall.and_then(|wall| Ok((wall, self.watch.gpu(encode)?))) {
                         Ok((wall, gpu)) if measured.is_some() => {
                             walls.push(wall);
                             gpus.extend(gpu);
@@ -325,8 +260,8 @@ impl Bench {
             println!(
                 "  {:<34} {:>28} {:>28} {:>9.2} {:>8.2} {:>6}",
                 outcome.name,
-                Spread::text(Some(*wall)),
-                Spread::text(*gpu),
+                spread_text(Some(wall)),
+                spread_text(gpu.as_ref()),
                 outcome.bytes as f64 / 1e6,
                 rate / 1e9,
                 share.unwrap_or("-".into())
@@ -343,61 +278,29 @@ impl Bench {
 
     // ------------------------------------------------------------ memory
 
-    /// What the adapter's memory does when a large tensor is copied, read and written bytes together: by the crate's kernel
-    /// or by the driver's own copy of buffers, which is timed on the wall. The better of both is the bandwidth.
-    fn memory(&mut self) -> Value {
-        let capabilities = self.gpu.capabilities();
-        let wanted = match capabilities.device_type {
-            wgpu::DeviceType::Cpu => self.scale.copy_bytes.min(64 << 20),
-            _ => self.scale.copy_bytes,
-        };
-        let most = capabilities
-            .max_binding_bytes
-            .min(capabilities.max_buffer_bytes);
-        let bytes = wanted.min(most) / 4 * 4;
-        let tensors = |gpu: &Gpu| {
-            let tensor = || Tensor::empty(gpu, &[(bytes / 4) as usize], ElementType::F32);
-            Ok::<_, Error>((tensor()?.view(), tensor()?.view()))
-        };
-        let mib = bytes >> 20;
-        let kernel = self.case(
-            format!("TensorCopy of {mib} MiB"),
-            json!({ "copied_bytes": bytes, "by": "TensorCopy" }),
-            2 * bytes,
-            1,
-            |gpu| {
-                let copy = TensorCopy::new(gpu)?;
-                let (from, to) = tensors(gpu)?;
-                Ok(Box::new(move |encoder, timestamps| {
-                    copy.encode_timed(encoder, &from, &to, "copy", timestamps)
-                }))
-            },
-        );
-        let driver = self.case(
-            format!("{BUFFER_COPIES} buffer copies of {mib} MiB"),
-            json!({ "copied_bytes": bytes, "by": "copy_buffer_to_buffer", "copies": BUFFER_COPIES }),
-            BUFFER_COPIES * 2 * bytes,
-            1,
-            |gpu| {
-                let (from, to) = tensors(gpu)?;
-                Ok(Box::new(move |encoder, _| {
-                    for _ in 0..BUFFER_COPIES {
-                        encoder.copy_buffer_to_buffer(from.buffer(), 0, to.buffer(), 0, bytes);
-                    }
-                    Ok(())
-                }))
-            },
-        );
-        let outcomes = self.measure(vec![kernel, driver]);
-        let rates = outcomes.iter().filter_map(Outcome::rate);
-        self.bandwidth = rates.max_by(f64::total_cmp);
-        self.table("Memory bandwidth: the better of two", &outcomes);
-        if self.timestamps.is_none() {
+    /// What the adapter's memory does at best, read and written bytes together.
+    fn memory(&mut self) -> wgpu_attention::Result<Value> {
+        let peaks = Peaks::measure(&self.gpu)?;
+        let memory: Vec<&Peak> = peaks
+            .forms
+            .iter()
+            .filter(|peak| peak.bound == Bound::Memory)
+            .collect();
+        self.bandwidth = peaks.best(Bound::Memory).map(|peak| peak.rate);
+        let mib = peaks.copied_bytes >> 20;
+        println!("\nMemory bandwidth: the best of these, on {mib} MiB");
+        for peak in &memory {
+            println!("  {:<34} {:>8.2} GB/s", peak.form, peak.rate / 1e9);
+        }
+        if !self.gpu.capabilities().timestamps {
             println!(
                 "  This adapter has no timestamps: all rates are by wall time, submission included."
             );
         }
-        self.json(&outcomes)
+        let forms = memory
+            .iter()
+            .map(|peak| json!({ "by": peak.form, "gb_per_s": peak.rate / 1e9 }));
+        Ok(json!({ "bytes": peaks.copied_bytes, "forms": forms.collect::<Vec<_>>() }))
     }
 
     fn case(
@@ -632,8 +535,8 @@ fn random_layer(
 ) -> wgpu_attention::Result<MultiHeadAttention> {
     let spread = (3.0 / width as f32).sqrt();
     let (qkv, output) = (
-        noise(3 * width * width, spread),
-        noise(width * width, spread),
+        noise(3 * width * width, spread, 1)?,
+        noise(width * width, spread, 2)?,
     );
     let config = LayerConfig::new(width, width, heads).causal(true);
     let weights = LayerWeights {
@@ -696,17 +599,7 @@ fn projection(
 }
 
 fn random(gpu: &Gpu, shape: &[usize], spread: f32) -> wgpu_attention::Result<Tensor> {
-    Tensor::from_slice(gpu, shape, &noise(shape.iter().product(), spread))
-}
-
-/// The same numbers in -spread..spread each time, by a linear congruential generator.
-fn noise(count: usize, spread: f32) -> Vec<f32> {
-    let mut state = 1u32;
-    let mut next = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        ((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * spread
-    };
-    (0..count).map(|_| next()).collect()
+    Tensor::from_slice(gpu, shape, &noise(shape.iter().product(), spread, 1)?)
 }
 
 // ---------------------------------------------------------------- around it
@@ -736,30 +629,4 @@ impl Options {
         }
         Ok(options)
     }
-}
-
-/// Seconds since 1970 as a date and time of day in UTC, ISO 8601.
-fn date(seconds: u64) -> String {
-    let (mut days, rest) = (seconds / 86_400, seconds % 86_400);
-    let leap =
-        |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
-    let mut year = 1970;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    format!(
-        "{year}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z",
-        days + 1
-    )
 }

@@ -33,6 +33,7 @@ GPU_TESTS=(
     buffers
     errors
     case_kinds
+    bench
     program
 )
 # Whether the checks can fail does not depend on the adapter: asked on the one that compiles fastest, hundreds of broken
@@ -327,6 +328,8 @@ gpu_tests() {
         example=$(basename "$example" .rs)
         check "$adapter-example-$example" cargo run --quiet --all-features --example "$example" || true
     done
+    # That the benches run, by one case once: nothing is timed here.
+    check "$adapter-bench-kernels" cargo test --quiet --all-features --bench kernels -- --test layer-causal-b5-t6 || true
 }
 
 # vulkan_tests ADAPTER NAME ICD [TARGET...]: with the one driver of this file. Older loaders know it by the second variable.

@@ -55,6 +55,8 @@
 //!   weights of layers in them (`checkpoint`).
 
 mod attention;
+#[cfg(not(target_family = "wasm"))]
+pub mod bench;
 mod cache;
 #[cfg(feature = "safetensors")]
 pub mod case;
@@ -72,7 +74,11 @@ mod merge;
 mod operands;
 mod plan;
 pub mod reference;
-#[cfg(any(feature = "safetensors", feature = "tuning-file"))]
+#[cfg(any(
+    not(target_family = "wasm"),
+    feature = "safetensors",
+    feature = "tuning-file"
+))]
 mod replace_file;
 mod rotary;
 mod tensor;

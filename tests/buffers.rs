@@ -6,10 +6,11 @@ mod support;
 use half::{bf16, f16};
 use std::fmt::Debug;
 use support::{Guarded, Random, gpu, run};
+use wgpu_attention::bench::PEAK_KERNELS;
 use wgpu_attention::compare::{Tolerance, compare};
 use wgpu_attention::kernels::{
     APPEND_PARAMS, ATTENTION_PARAMS, COPY_PARAMS, Fragment, KERNELS, LINEAR_PARAMS, MERGE_PARAMS,
-    Operation, ParamsLayout,
+    Operation, PEAK_PARAMS, ParamsLayout,
 };
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::*;
@@ -799,13 +800,14 @@ fn empty_operands_work() {
 fn every_parameter_arrives_under_its_own_name() {
     let Some(gpu) = gpu() else { return };
     let mut echoed = 0;
-    for kernel in KERNELS {
+    for kernel in KERNELS.iter().chain(PEAK_KERNELS) {
         let fragment = match kernel.operation {
             Operation::Attention | Operation::Decode | Operation::Weights => &ATTENTION_PARAMS,
             Operation::Linear | Operation::LinearFew => &LINEAR_PARAMS,
             Operation::Merge => &MERGE_PARAMS,
             Operation::Copy => &COPY_PARAMS,
             Operation::Append => &APPEND_PARAMS,
+            Operation::Peak => &PEAK_PARAMS,
         };
         let got = echo(&gpu, fragment, &kernel.params);
         let expected: Vec<u32> = (0..kernel.params.fields.len() as u32).map(number).collect();

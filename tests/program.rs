@@ -772,6 +772,81 @@ fn verify_tells_a_wrong_result_with_its_worst_element() {
     assert!(text(&output.stdout).contains("broken.safetensors"));
 }
 
+#[test]
+fn bench_checks_a_case_measures_it_and_writes_what_it_found() {
+    let Some(gpu) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bench.json").display().to_string();
+    let name = "layer-causal-b5-t6-3x18-h2-f32";
+    let arguments = ["bench", "--case", name, "--samples", "3", "--json", &path];
+    let output = program(&arguments);
+    let shown = text(&output.stdout);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{shown}{errors}");
+    for word in [
+        name,
+        &gpu.adapter_info().name,
+        "compute",
+        "memory",
+        "1 cases measured",
+    ] {
+        assert!(shown.contains(word), "expected {word:?} in:\n{shown}");
+    }
+    let read = || -> serde_json::Value {
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap()
+    };
+    let file = read();
+    assert_eq!(file["schema"], 1);
+    assert_eq!(file["complete"], true);
+    assert_eq!(file["adapter"]["name"], gpu.adapter_info().name);
+    let cases = file["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 1);
+    assert_eq!(cases[0]["name"], name);
+    assert_eq!(cases[0]["status"], "measured");
+    assert_eq!(cases[0]["wall"]["samples_s"].as_array().unwrap().len(), 3);
+    assert_eq!(
+        cases[0]["flops"],
+        2 * 30 * (3 * 54 + 18 * 18) + 5 * 4 * 18 * 21
+    );
+    let share = cases[0]["share_of_peak"].as_f64().unwrap();
+    assert!(share > 0.0 && share < 1.0, "{share}");
+    let rates = &file["peaks"];
+    assert_eq!(rates["after"].as_array().unwrap().len(), 2);
+    assert!(shown.contains("peaks after the cases"), "{shown}");
+    assert!(rates["flops_per_second"].as_f64().unwrap() > 1e8);
+    assert!(rates["bytes_per_second"].as_f64().unwrap() > 1e8);
+
+    // What is there is not replaced unasked, and that is said before anything is measured.
+    refused(&program(&arguments), &["bench.json", "already"]);
+    assert_eq!(read(), file);
+}
+
+#[test]
+fn bench_lists_its_cases_and_refuses_what_it_does_not_have() {
+    let output = program(&["bench", "--list"]);
+    assert_eq!(output.status.code(), Some(0));
+    let shown = text(&output.stdout);
+    for case in wgpu_attention::bench::CASES {
+        assert!(shown.contains(&case.work.name()), "{shown}");
+    }
+    let Some(gpu) = gpu() else { return };
+    refused(
+        &program(&["bench", "--case", "no-such-case"]),
+        &["no-such-case", "--list"],
+    );
+    if gpu.adapter_info().device_type == wgpu_attention::wgpu::DeviceType::Cpu {
+        refused(&program(&["bench", "--case", "t16384-"]), &["GPUs"]);
+    }
+    let nowhere = [
+        "bench",
+        "--case",
+        "b5-t6",
+        "--json",
+        "/no/such/folder/b.json",
+    ];
+    refused(&program(&nowhere), &["/no/such/folder"]);
+}
+
 /// A reader that goes away early is no reason to panic.
 #[test]
 fn a_closed_pipe_is_no_panic() {

@@ -3,16 +3,22 @@
 
 use naga::back;
 use naga::valid::ModuleInfo;
+use wgpu_attention::bench::PEAK_KERNELS;
 use wgpu_attention::kernels::{
     BIAS, Configuration, Fragment, KERNELS, Kernel, NO_RULE, Operation, RULE_DATA, reflect,
 };
 use wgpu_attention::wgpu;
 
+/// Those that are planned with, and those that peaks are measured with.
+fn kernels() -> impl Iterator<Item = &'static Kernel> {
+    KERNELS.iter().chain(PEAK_KERNELS).copied()
+}
+
 /// Runs `check` for every configuration of every kernel and reports all that fail.
 fn for_each_configuration(check: impl Fn(&Kernel, &Configuration, &str) -> Result<(), String>) {
     let mut failures = Vec::new();
     let mut checked = 0;
-    for kernel in KERNELS {
+    for kernel in kernels() {
         for configuration in configurations(kernel) {
             let result = kernel
                 .assemble(&configuration)
@@ -65,10 +71,10 @@ fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: T, expected: T) -> Re
 
 #[test]
 fn names_are_unique_and_are_those_of_the_files() {
-    let mut names: Vec<_> = KERNELS.iter().map(|kernel| kernel.name).collect();
+    let mut names: Vec<_> = kernels().map(|kernel| kernel.name).collect();
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), KERNELS.len());
+    assert_eq!(names.len(), kernels().count());
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/shaders");
     let mut files: Vec<String> = std::fs::read_dir(folder)
         .expect("shaders/ is there")
@@ -132,7 +138,7 @@ fn shaders_say_what_their_descriptors_say() {
 fn sizes_are_those_of_the_descriptor_and_within_webgpu() {
     let limits = wgpu::Limits::default();
     let mut failures = Vec::new();
-    for kernel in KERNELS {
+    for kernel in kernels() {
         for configuration in (kernel.configurations)() {
             // tinygrad/tinygrad#1461, tracel-ai/cubecl#873: wgpu may need one more for array lengths, so that only
             // mask and bias together take as many as there are, and what moves q, k and v at once.
@@ -241,7 +247,7 @@ fn every_vendors_language_takes_every_kernel() {
 #[test]
 fn shader_text_keeps_the_rules() {
     let mut failures = Vec::new();
-    for kernel in KERNELS {
+    for kernel in kernels() {
         let mut texts: Vec<Fragment> = (kernel.configurations)()
             .into_iter()
             .flat_map(|c| c.rules)

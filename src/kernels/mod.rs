@@ -34,7 +34,9 @@ pub(crate) use attention_lanes::LANES as ATTENTION_LANES;
 pub(crate) use decode_rows::KERNEL as DECODE_ROWS;
 pub(crate) use linear_few::LANES as FEW_LANES;
 pub(crate) use linear_lanes::LANES as LINEAR_LANES;
-pub(crate) use params::{AppendParams, AttentionParams, CopyParams, LinearParams, MergeParams};
+pub(crate) use params::{
+    AppendParams, AttentionParams, CopyParams, LinearParams, MergeParams, PeakParams,
+};
 
 use std::borrow::Cow;
 use std::fmt;
@@ -79,6 +81,8 @@ pub enum Operation {
     Copy,
     /// New keys and values into a cache, and rotary embedding.
     Append,
+    /// Nothing of use: what an adapter reaches at best is measured by it ([`PEAK_KERNELS`](crate::bench::PEAK_KERNELS)).
+    Peak,
 }
 
 /// The kind of adapter that a kernel is written for. Both kinds run on every adapter; this is about speed.
@@ -134,6 +138,8 @@ pub static MERGE_PARAMS: Fragment = fragment!("shared/merge_params");
 pub static APPEND_PARAMS: Fragment = fragment!("shared/append_params");
 /// `CopyParams`.
 pub static COPY_PARAMS: Fragment = fragment!("shared/copy_params");
+/// `PeakParams`.
+pub static PEAK_PARAMS: Fragment = fragment!("shared/peak_params");
 /// How decode kernels share out work.
 pub static SHARE: Fragment = fragment!("shared/share");
 /// Four channels of k or v in one load, f32.
@@ -220,15 +226,15 @@ const fn binding(number: u32, name: &'static str, access: Access) -> Binding {
     }
 }
 
-const fn read(number: u32, name: &'static str) -> Binding {
+pub(crate) const fn read(number: u32, name: &'static str) -> Binding {
     binding(number, name, Access::Read)
 }
 
-const fn write(number: u32, name: &'static str) -> Binding {
+pub(crate) const fn write(number: u32, name: &'static str) -> Binding {
     binding(number, name, Access::Write)
 }
 
-const fn params(number: u32) -> Binding {
+pub(crate) const fn params(number: u32) -> Binding {
     binding(number, "params", Access::Params)
 }
 

@@ -264,3 +264,11 @@ params! {
         cache_rows: u32,
     }
 }
+
+params! {
+    /// Twin of `shaders/shared/peak_params.wgsl`, which says what each field means.
+    struct PeakParams {
+        groups: u32,
+        first_group: u32,
+    }
+}

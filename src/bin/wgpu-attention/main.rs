@@ -1,8 +1,9 @@
-//! The program `wgpu-attention`: runs the layer, lists adapters, checks case files.
+//! The program `wgpu-attention`: runs the layer, lists adapters, checks case files, measures.
 //!
 //! One file a subcommand; each is thin over the library. Exit status: 0 all is well, 1 a result is wrong,
 //! 2 the request or its files are unsound (one line on standard error says what).
 
+mod bench;
 mod info;
 mod run;
 mod tune;
@@ -41,6 +42,8 @@ enum Command {
     Tune(tune::Options),
     /// Run golden case files and compare with their stored results
     Verify(verify::Options),
+    /// Measure the kernels on this adapter, beside the adapter's own peaks
+    Bench(bench::Options),
 }
 
 /// The form of the kernels, as the command line names it.
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         Some(Command::Info(options)) => info::run(&options),
         Some(Command::Tune(options)) => tune::run(&options),
         Some(Command::Verify(options)) => verify::run(&options),
+        Some(Command::Bench(options)) => bench::run(&options),
     };
     match result {
         Ok(Verdict::Right) => ExitCode::SUCCESS,
