@@ -71,6 +71,7 @@ mod linear;
 mod merge;
 mod operands;
 mod plan;
+mod qualify;
 pub mod reference;
 mod rotary;
 mod tensor;
@@ -91,7 +92,7 @@ pub use gpu::{
     AdapterReport, Capabilities, Gpu, GpuOptions, LimitProfile, ObjectsMade, Span, Timestamps,
     adapters, install_hint,
 };
-pub use kernels::Form;
+pub use kernels::{Form, Tier};
 pub use layer::{
     HeadProjections, LayerArguments, LayerConfig, LayerPlan, LayerShape, LayerWeights,
     MatrixLayout, MultiHeadAttention, Projection, ProjectionTensors, QkvTensors, QkvWeights, Step,
@@ -101,6 +102,7 @@ pub use linear::{CacheArguments, CacheColumns};
 pub use linear::{Linear, LinearArguments, LinearProblem};
 pub use merge::{Merge, MergeArguments, MergeProblem};
 pub use plan::Plan;
+pub use qualify::{Qualification, Verdict};
 pub use rotary::{Rotary, RotaryArguments, RotaryConfig, RotaryPairing};
 pub use tensor::{Tensor, TensorView};
 
