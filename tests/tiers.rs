@@ -10,10 +10,11 @@ mod support;
 use support::Random;
 use support::check::*;
 use wgpu_attention::Alignment::{BottomRight, TopLeft};
-use wgpu_attention::kernels::{Form, Kernel, Operation, TILES_HALF, find};
+use wgpu_attention::compare::Tolerance;
+use wgpu_attention::kernels::{Form, Fragment, Kernel, MATRICES, Operation, TILES_HALF, find};
 use wgpu_attention::{
-    AttentionProblem, AttentionRules, Capabilities, ElementType, Error, Gpu, GpuOptions, Plan,
-    Qualification, Tier, Verdict, wgpu,
+    Attention, AttentionProblem, AttentionRules, Capabilities, ElementType, Error, Gpu, GpuOptions,
+    Plan, Qualification, Tier, Verdict, wgpu,
 };
 
 /// The adapter under test as it is opened, and with what it has qualified.
@@ -281,26 +282,7 @@ fn half_precision_tiles_match_the_reference_around_every_edge() {
                 },
                 ..halves(2, q_len, kv_len, head_dim)
             };
-            let mut data = AttentionData {
-                layout: LAYOUTS[number % LAYOUTS.len()],
-                ..random_operands(problem, &mut random)
-            };
-            let [batch, _, _] = [data.problem.batch, q_len, kv_len];
-            match number % 6 {
-                1 => {
-                    data = data.with_mask(
-                        [batch, 1, q_len, kv_len],
-                        random.bools(batch * q_len * kv_len),
-                    )
-                }
-                3 => {
-                    data =
-                        data.with_bias([1, 2, q_len, kv_len], random.normals(2 * q_len * kv_len));
-                    data.problem.rules.softcap = Some(2.0);
-                }
-                5 => data = data.with_sinks(random.normals(2)),
-                _ => {}
-            }
+            let data = decorated(number, problem, &mut random);
             let what = format!("{:?} {:?}", data.layout, data.problem);
             failures.note(what, data.prepare().check(gpu, subject));
         }
@@ -384,6 +366,296 @@ fn half_precision_rows_see_nothing_that_is_hidden_from_them() {
             same_bits(&second[..50 * 64], &first[..50 * 64]),
         );
     });
+}
+
+/// What matrix units do, in plain arithmetic: takes the place of `shared/matrices` on adapters that have none, so that all else of
+/// attention_matrices runs there. One invocation makes one pair at a time.
+const STAND_IN: &str = "
+fn tile_product(subgroup: u32, subgroups: u32, lane: u32, lanes: u32, of_values: bool) {
+    for (var tile = subgroup; tile < TILES; tile += subgroups) {
+        for (var at = lane; at < 256u; at += lanes) {
+            let row = tile / TILES_ACROSS * 16u + at / 16u;
+            let column = tile % TILES_ACROSS * 16u + at % 16u;
+            var sum = 0.0;
+            if (of_values) {
+                for (var j = 0u; j < BLOCK_K; j++) {
+                    let value = f32(staged[V_START + column * WEIGHT_STRIDE + j]);
+                    sum += f32(staged[row * WEIGHT_STRIDE + j]) * value;
+                    sum += f32(staged[LOW_START + row * WEIGHT_STRIDE + j]) * value;
+                }
+            } else {
+                for (var c = 0u; c < CHUNK; c++) {
+                    sum += f32(staged[row * TILE_STRIDE + c]) * f32(staged[K_START + column * TILE_STRIDE + c]);
+                }
+            }
+            products[row * PRODUCT_STRIDE + column] = sum;
+        }
+    }
+}
+fn multiply_queries_and_keys(subgroup: u32, subgroups: u32) {
+    tile_product(subgroup, subgroups, lane_in_subgroup, lanes_of_subgroup, false);
+}
+fn multiply_weights_and_values(subgroup: u32, subgroups: u32) {
+    tile_product(subgroup, subgroups, lane_in_subgroup, lanes_of_subgroup, true);
+}
+var<private> lane_in_subgroup: u32 = 0u;
+var<private> lanes_of_subgroup: u32 = 1u;
+";
+
+/// A plan of matrix units with the stand-in, and a kernel that tells it about its lanes.
+fn without_matrix_units(plan: Plan, edits: &[(&str, &str)]) -> Plan {
+    if plan.kernel.name != "attention_matrices" {
+        return plan;
+    }
+    let mut kernel = changed(
+        plan.kernel,
+        "    @builtin(num_subgroups) subgroups: u32,\n) {",
+        "    @builtin(num_subgroups) subgroups: u32,
+    @builtin(subgroup_invocation_id) own_lane: u32,
+    @builtin(subgroup_size) own_lanes: u32,
+) {
+    lane_in_subgroup = own_lane;
+    lanes_of_subgroup = own_lanes;",
+    );
+    let mut configuration = plan.configuration.clone();
+    let matrices = configuration
+        .rules
+        .iter()
+        .position(|rule| *rule == MATRICES);
+    configuration.rules[matrices.unwrap()] = Fragment {
+        name: "stand-in".into(),
+        source: STAND_IN.into(),
+    };
+    for (from, to) in edits {
+        kernel = changed(kernel, from, to);
+    }
+    Plan {
+        kernel,
+        configuration,
+        ..plan
+    }
+}
+
+/// A handle that claims matrix units, where the adapter has what the stand-in takes.
+fn claiming_matrices(gpu: &Gpu) -> Option<Gpu> {
+    let capabilities = gpu.capabilities();
+    if !capabilities.offers(Tier::Half) || !capabilities.subgroups {
+        let asked = AttentionProblem {
+            tier: Some(Tier::Matrices),
+            ..halves(1, 32, 32, 64)
+        };
+        let refused = asked.plan(capabilities);
+        assert!(
+            matches!(refused, Err(Error::Unsupported { .. })),
+            "{refused:?}"
+        );
+        eprintln!(
+            "{} lacks f16 or subgroups: refused as it must be",
+            gpu.describe()
+        );
+        return None;
+    }
+    let mut capabilities = capabilities.clone();
+    capabilities.offered_tiers = Tier::FASTER.to_vec();
+    Some(gpu.with_capabilities(capabilities))
+}
+
+/// The kernel for matrix units qualifies with the stand-in, and is planned then; broken on purpose it is found out.
+#[test]
+fn matrices_qualify_where_they_are_right_and_stay_off_where_they_are_wrong() {
+    let Some((turn, ..)) = qualified() else {
+        return;
+    };
+    let Some(gpu) = claiming_matrices(&turn) else {
+        return;
+    };
+    let of_matrices = |found: &[Qualification]| {
+        let mut found = found.iter().filter(|one| one.tier == Tier::Matrices);
+        found.next().unwrap().clone()
+    };
+    let qualify = |edits: &[(&str, &str)]| {
+        let change = |plan| without_matrix_units(plan, edits);
+        pollster::block_on(gpu.qualify_changed(change)).unwrap()
+    };
+    let (right, found) = qualify(&[]);
+    let one = of_matrices(&found);
+    eprintln!("{one}");
+    assert!(one.passed(), "{one}");
+    assert!(right.capabilities().has_qualified(Tier::Matrices));
+    // On a CPU the lanes form suits better; where tiles do, matrix units are taken first.
+    let free = AttentionProblem {
+        tier: None,
+        form: Some(Form::Tiled),
+        ..halves(2, 64, 64, 64)
+    };
+    let plan = free.plan(right.capabilities()).unwrap();
+    assert_eq!(plan.kernel.name, "attention_matrices");
+    assert!(plan.reason.contains("cooperative matrices"), "{plan}");
+    let wide = AttentionProblem {
+        value_dim: 192,
+        ..free.clone()
+    };
+    let plan = wide.plan(right.capabilities()).unwrap();
+    assert_eq!(plan.kernel.tier(&plan.configuration), Tier::Half, "{plan}");
+    let asked = AttentionProblem {
+        tier: Some(Tier::Matrices),
+        ..wide
+    };
+    assert!(matches!(
+        asked.plan(right.capabilities()),
+        Err(Error::Unsupported { .. })
+    ));
+
+    // As it is, this device cannot have them, and the kernel is refused by name.
+    let real = pollster::block_on(gpu.qualify()).unwrap();
+    if !turn.capabilities().offers(Tier::Matrices) {
+        let one = of_matrices(&real.1);
+        assert!(matches!(one.verdict, Verdict::Failed { .. }), "{one}");
+        assert!(!real.0.capabilities().has_qualified(Tier::Matrices));
+    }
+
+    for (what, from, to) in MATRIX_MUTANTS {
+        let (trial, found) = qualify(&[(from, to)]);
+        let one = of_matrices(&found);
+        eprintln!("{what}: {one}");
+        assert!(
+            matches!(one.verdict, Verdict::Wrong { .. }),
+            "{what}: {one}"
+        );
+        assert!(!trial.capabilities().has_qualified(Tier::Matrices));
+    }
+}
+
+/// Ways in which attention_matrices could be wrong.
+const MATRIX_MUTANTS: [(&str, &str, &str); 8] = [
+    (
+        "remainders of weights left out",
+        "f16(weight * WEIGHT_FACTOR - f32(high))",
+        "f16(0.0)",
+    ),
+    (
+        "values that are no numbers multiplied",
+        "values[m] = select(vec4<f16>(), values[m], finite);",
+        "",
+    ),
+    (
+        "hidden keys weighed",
+        "seen & !weighs_nothing(score[c])",
+        "!weighs_nothing(score[c])",
+    ),
+    ("sums that are not shrunk", "sum[c] = sum[c] * shrink;", ""),
+    (
+        "a dropped tail of keys",
+        "first_key < seen_to; first_key += BLOCK_K",
+        "first_key + BLOCK_K <= seen_to; first_key += BLOCK_K",
+    ),
+    (
+        "products scaled in half precision",
+        "score[c] = score[c] * params.scale;",
+        "score[c] = f32(f16(score[c])) * params.scale;",
+    ),
+    (
+        "channels past the head not 0",
+        "return select(vec4<f16>(), four, there);",
+        "return four;",
+    ),
+    (
+        "totals of one invocation alone",
+        "row_total += bitcast<f32>(exchange[own * 4u + i]);",
+        "row_total = bitcast<f32>(exchange[own * 4u + i]);",
+    ),
+];
+
+/// With the stand-in the kernel for matrix units takes every rule and layout, around every edge.
+#[test]
+fn the_kernel_for_matrices_matches_the_reference_but_for_its_units() {
+    let Some((turn, ..)) = qualified() else {
+        return;
+    };
+    let Some(gpu) = claiming_matrices(&turn) else {
+        return;
+    };
+    let mut capabilities = gpu.capabilities().clone();
+    capabilities.qualified_tiers = Tier::FASTER.to_vec();
+    let gpu = gpu.with_capabilities(capabilities);
+    let mut failures = Failures::default();
+    let mut random = Random::new(11);
+    let sizes = [
+        (1, 1),
+        (16, 32),
+        (31, 33),
+        (64, 64),
+        (65, 96),
+        (128, 97),
+        (80, 128),
+    ];
+    for (number, (head_dim, value_dim)) in sizes.into_iter().cycle().take(42).enumerate() {
+        let q_len = [1, 31, 32, 33, 63, 65, 100][number / 3 % 7];
+        let kv_len = [1, 31, 32, 33, 64, 129][number / 2 % 6];
+        let problem = AttentionProblem {
+            batch: 1 + number % 2,
+            kv_heads: 1 + number % 2,
+            value_dim,
+            out_type: [ElementType::F32, ElementType::F16][number % 2],
+            page_size: (number % 5 == 4).then_some(7),
+            rules: AttentionRules {
+                causal: number % 4 == 1,
+                window_left: (number % 4 == 2).then_some(20),
+                alignment: Some([TopLeft, BottomRight][number % 2]),
+                ..Default::default()
+            },
+            tier: Some(Tier::Matrices),
+            ..halves(2, q_len, kv_len, head_dim)
+        };
+        let data = decorated(number, problem, &mut random);
+        let what = format!("{:?} {:?}", data.layout, data.problem);
+        let result = data
+            .problem
+            .plan(gpu.capabilities())
+            .and_then(|plan| {
+                let plan = without_matrix_units(plan, &[]);
+                Attention::from_plan(&gpu, data.problem.clone(), plan)
+            })
+            .map_err(|error| error.to_string())
+            .and_then(|attention| {
+                let prepared = data.prepare();
+                let got = prepared.data.run_with(&gpu, &attention)?;
+                let shape = prepared.data.out_shape();
+                compared(
+                    &got.out,
+                    &prepared.expected,
+                    &shape,
+                    prepared.data.tolerance(),
+                )?;
+                let lse = [got.lse.len()];
+                compared(&got.lse, &prepared.expected_lse, &lse, Tolerance::F32)
+            });
+        failures.note(what, result);
+    }
+    failures.report(40);
+}
+
+/// Operands for a problem, with one of several rules.
+fn decorated(number: usize, problem: AttentionProblem, random: &mut Random) -> AttentionData {
+    let [batch, q_len, kv_len] = [problem.batch, problem.q_len, problem.kv_len];
+    let data = AttentionData {
+        layout: LAYOUTS[number % LAYOUTS.len()],
+        ..random_operands(problem, random)
+    };
+    match number % 6 {
+        1 => {
+            let pairs = random.bools(batch * q_len * kv_len);
+            data.with_mask([batch, 1, q_len, kv_len], pairs)
+        }
+        3 => {
+            let biases = random.normals(2 * q_len * kv_len);
+            let mut data = data.with_bias([1, 2, q_len, kv_len], biases);
+            data.problem.rules.softcap = Some(2.0);
+            data
+        }
+        5 => data.with_sinks(random.normals(2)),
+        _ => data,
+    }
 }
 
 /// A kernel with its text changed.

@@ -3,9 +3,10 @@
 use super::{AttentionProblem, rules};
 use crate::gpu::Capabilities;
 use crate::kernels::{
-    ATTEND_ALL, ATTENTION_LANES, BIAS, Configuration, DECODE_ROWS, FOURS_ANY, FOURS_F16,
-    FOURS_F16_ANY, FOURS_F32, FOURS_HALF, Form, Fragment, IN_ORDER, Kernel, MASK, NO_BIAS, NO_RULE,
-    Operation, PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES, TILES_F32, TILES_HALF, Tier, compiled,
+    ATTEND_ALL, ATTENTION_LANES, ATTENTION_MATRICES, BIAS, Configuration, DECODE_ROWS, FOURS_ANY,
+    FOURS_F16, FOURS_F16_ANY, FOURS_F32, FOURS_HALF, Form, Fragment, IN_ORDER, Kernel, MASK,
+    MATRICES, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES, TILES_F32,
+    TILES_HALF, Tier, compiled, matrix_chunks,
 };
 use crate::merge::MergeProblem;
 use crate::plan::{Plan, choose_kernel, fold, lanes_of, suited};
@@ -40,6 +41,10 @@ impl AttentionProblem {
             _ => Some(Form::Tiled),
         };
         let (mut kernel, mut reason) = choose_kernel(Operation::Attention, capabilities, form)?;
+        if tier == Tier::Matrices {
+            capabilities.can_run(&ATTENTION_MATRICES)?;
+            kernel = &ATTENTION_MATRICES;
+        }
         if tier != Tier::Plain {
             reason = match self.tier {
                 None => format!("{tier}, which this device has qualified"),
@@ -172,6 +177,12 @@ impl AttentionProblem {
             let (q, kv) = (self.q_type, self.kv_type);
             return Err(format!(
                 "it is for q, k and v of f16, and q is {q}, k and v are {kv}"
+            ));
+        }
+        let (head_dim, value_dim) = (self.head_dim, self.value_dim);
+        if tier == Tier::Matrices && head_dim.max(value_dim) > MOST_BY_MATRICES {
+            return Err(format!(
+                "it goes up to {MOST_BY_MATRICES} channels, and heads have {head_dim}, their values {value_dim}"
             ));
         }
         Ok(())
@@ -471,6 +482,9 @@ impl AttentionProblem {
     ) -> Vec<Configuration> {
         let mut all = variant(kernel, capabilities);
         all.retain(|c| c.rules.contains(&TILES_HALF) == (tier == Tier::Half));
+        if tier == Tier::Matrices {
+            all.retain(|c| Some(c.get("CHUNKS")) == matrix_chunks(self.head_dim));
+        }
         let number = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
         let (head_dim, value_dim) = (number(self.head_dim), number(self.value_dim));
         // The smallest compiled size that holds what the kernel holds of it.
@@ -490,8 +504,12 @@ impl AttentionProblem {
         let mut rules = self.rule_fragments();
         rules.extend(self.fours(kernel, tier).cloned());
         if (kernel.operation, kernel.form) == (Operation::Attention, Form::Tiled) {
-            let half = tier == Tier::Half;
-            rules.push(if half { &TILES_HALF } else { &TILES_F32 }.clone());
+            let tiles = match tier {
+                Tier::Plain => &TILES_F32,
+                Tier::Half => &TILES_HALF,
+                Tier::Matrices => &MATRICES,
+            };
+            rules.push(tiles.clone());
         }
         if spreads(kernel) {
             rules.push(lanes_of(capabilities, &ATTENTION_LANES).1.clone());
@@ -519,8 +537,8 @@ impl AttentionProblem {
         let whole = self.head_dim.is_multiple_of(4) && self.value_dim.is_multiple_of(4);
         let reads_fours = (kernel.operation, kernel.form) != (Operation::Decode, Form::Tiled);
         reads_fours.then_some(match (whole, self.kv_type) {
-            (true, _) if tier == Tier::Half => &FOURS_F16,
-            (false, _) if tier == Tier::Half => &FOURS_F16_ANY,
+            (true, _) if tier != Tier::Plain => &FOURS_F16,
+            (false, _) if tier != Tier::Plain => &FOURS_F16_ANY,
             (false, _) => &FOURS_ANY,
             (true, ElementType::F32) => &FOURS_F32,
             (true, _) => &FOURS_HALF,
@@ -563,6 +581,9 @@ fn variant(kernel: &Kernel, capabilities: &Capabilities) -> Vec<Configuration> {
     }
     all
 }
+
+/// Channels of a head, and of its values, up to which matrix units multiply them.
+const MOST_BY_MATRICES: usize = 128;
 
 /// Queries up to which the kernels for few queries are taken.
 const MOST_DECODED: usize = 8;

@@ -182,8 +182,10 @@ impl Gpu {
         self.with_capabilities(capabilities.with_matrices(self.device().features(), properties))
     }
 
-    /// A handle of the same device that plans by these.
-    pub(crate) fn with_capabilities(&self, capabilities: Capabilities) -> Self {
+    /// A handle of the same device that plans by these. For tests, which claim what a device has not.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_capabilities(&self, capabilities: Capabilities) -> Self {
         Gpu {
             inner: self.inner.clone(),
             capabilities: Arc::new(capabilities),

@@ -16,6 +16,7 @@
 mod append;
 mod assemble;
 mod attention_lanes;
+mod attention_matrices;
 mod attention_tiled;
 mod attention_weights;
 mod copy;
@@ -31,6 +32,7 @@ pub mod reflect;
 
 pub use assemble::AssembleError;
 pub(crate) use attention_lanes::LANES as ATTENTION_LANES;
+pub(crate) use attention_matrices::{KERNEL as ATTENTION_MATRICES, chunks as matrix_chunks};
 pub(crate) use decode_rows::KERNEL as DECODE_ROWS;
 pub(crate) use linear_few::LANES as FEW_LANES;
 pub(crate) use linear_lanes::LANES as LINEAR_LANES;
@@ -42,6 +44,7 @@ use std::fmt;
 /// Every kernel of this crate.
 pub static KERNELS: &[&Kernel] = &[
     &attention_tiled::KERNEL,
+    &attention_matrices::KERNEL,
     &attention_lanes::KERNEL,
     &decode_tiled::KERNEL,
     &decode_lanes::KERNEL,
@@ -193,6 +196,8 @@ pub static FOURS_HALF: Fragment = fragment!("shared/fours_half");
 pub static FOURS_F16: Fragment = fragment!("shared/fours_f16");
 /// Four channels of k or v in four loads, as f16, wherever they begin.
 pub static FOURS_F16_ANY: Fragment = fragment!("shared/fours_f16_any");
+/// Products of tiles by matrix units.
+pub static MATRICES: Fragment = fragment!("shared/matrices");
 /// Tiles of f32, and q of any type.
 pub static TILES_F32: Fragment = fragment!("shared/tiles_f32");
 /// Tiles of f16, and q of f16.
