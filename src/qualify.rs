@@ -319,8 +319,9 @@ impl Trial {
         let q = numbers.take(batch * q_len * heads * head_dim, self.large);
         let mut k = numbers.take(batch * kv_len * kv_heads * head_dim, 1.0);
         let mut v = numbers.take(batch * kv_len * kv_heads * value_dim, 1.0);
-        let seen =
-            |query: usize, key: usize| query != 3 && key != 5 && (query * 7 + key * 5) % 3 != 0;
+        let seen = |query: usize, key: usize| {
+            query != 3 && key != 5 && !(query * 7 + key * 5).is_multiple_of(3)
+        };
         let mask: Vec<bool> = (0..q_len * kv_len)
             .map(|pair| seen(pair / kv_len, pair % kv_len))
             .collect();

@@ -974,8 +974,23 @@ fn nonsense_is_planned_or_refused() {
             kv_type: nonsense.pick(&TYPES),
             out_type: nonsense.pick(&TYPES),
             form: nonsense.form(),
+            tier: nonsense.pick(&[
+                None,
+                None,
+                None,
+                None,
+                Some(Tier::Plain),
+                Some(Tier::Half),
+                Some(Tier::Matrices),
+            ]),
         };
         let capabilities = Capabilities {
+            offered_tiers: Tier::FASTER.to_vec(),
+            qualified_tiers: match nonsense.pick(&[0, 1, 2]) {
+                0 => Vec::new(),
+                1 => vec![Tier::Half],
+                _ => Tier::FASTER.to_vec(),
+            },
             max_groups_per_axis: nonsense.pick(&[65_535, 65_535, 1, 0, u32::MAX]),
             max_workgroup_bytes: nonsense.pick(&[16384, 16384, 0]),
             ..capabilities()
