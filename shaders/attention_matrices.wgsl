@@ -189,7 +189,7 @@ fn attention_matrices(
                 let channel = chunk * CHUNK + four_of_chunk * 4u;
                 next[m] = within_head(k_four_unmasked(start[m], channel), channel);
             }
-            // Others may still read `staged`: weights and values of the block before, or the chunk before; and `unsound`.
+            // Others may still read the weights of the block before, and `unsound`, where they add values by themselves.
             workgroupBarrier();
             // @unroll
             for (var m = 0u; m < Q_MOVES; m++) {
@@ -282,8 +282,7 @@ fn attention_matrices(
                 let key = min(first_key + thread / 8u * 2u + m, seen_to - 1u);
                 values[m] = v_four(v_base + key_row(item, key) * params.v_token_stride, s * SLICE + thread % 8u * 4u);
             }
-            // Others may still read the values of the slice before.
-            workgroupBarrier();
+            // (Nobody reads values of the slice before, or the tiles before them, since the barrier after their product.)
             // @unroll
             for (var m = 0u; m < V_MOVES; m++) {
                 let finite = are_finite(values[m]);
@@ -302,12 +301,13 @@ fn attention_matrices(
             // Weights and values are read by invocations that did not write them.
             workgroupBarrier();
             multiply_weights_and_values(subgroup, subgroups);
-            // The products are read by invocations that did not write them.
+            // These products are read by invocations that did not write them.
             workgroupBarrier();
             // @unroll
             for (var c = 0u; c < OWN; c++) {
                 sum[s * OWN + c] = fma(products[own * PRODUCT_STRIDE + part * OWN + c], 1.0 / WEIGHT_FACTOR, sum[s * OWN + c]);
             }
+            // (Whoever is ahead may have set it for the next slice: then nothing is found here.)
             if (atomicLoad(&unsound) != 0u) {
                 for (var j = 0u; j < BLOCK_K; j++) {
                     let key = first_key + j;
@@ -334,8 +334,7 @@ fn attention_matrices(
         }
     }
 
-    // Others may still read the peaks of the last block.
-    workgroupBarrier();
+    // (Nobody reads the peaks of the last block since the barriers of its values.)
     exchange[thread] = bitcast<u32>(total);
     // The invocations of a row add up each other's totals.
     workgroupBarrier();

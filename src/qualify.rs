@@ -185,7 +185,7 @@ struct Trial {
     problem: AttentionProblem,
     /// Whether every third pair or so is hidden by a mask, all keys of query 3 among them, and key 5 from everyone.
     masked: bool,
-    /// Whether keys and values that nobody may see are NaN.
+    /// Whether keys and values that nobody may see are NaN; and, without a mask, one value that some see infinite.
     spoilt: bool,
     /// How much larger than usual queries are.
     large: f32,
@@ -229,7 +229,7 @@ fn trials(tier: Tier) -> Vec<Trial> {
         Trial {
             spoilt: true,
             ..trial(
-                "causal, with NaN behind what is seen",
+                "causal, with NaN behind what is seen and an infinity that some see",
                 causal(problem(2, 1, 40, 70, 64, 64), Alignment::TopLeft),
             )
         },
@@ -339,6 +339,10 @@ impl Trial {
                     k[row(head_dim)].fill(f16::NAN);
                     v[row(value_dim)].fill(f16::NAN);
                 }
+            }
+            if !self.masked {
+                // Of the first item and the first head, and seen by those who come later.
+                v[20 * kv_heads * value_dim + 7] = f16::INFINITY;
             }
         }
 

@@ -371,7 +371,7 @@ fn plans_say_what_is_wrong_with_a_problem() {
     says(
         AttentionProblem::new(1, 1, 1, 1).plan(&few).map(drop),
         "limit",
-        "kernel attention_tiled [VALUE_DIM=32 KV_TYPE=0 ACROSS=8 DOWN=8 KEYS=8 VALUE_KEYS=32 rules/attend_all rules/plain_scores rules/in_order rules/no_rule shared/fours_f32] needs 6 storage buffers, but max_storage_buffers_per_shader_stage allows 4; \
+        "kernel attention_tiled [VALUE_DIM=32 KV_TYPE=0 ACROSS=8 DOWN=8 KEYS=8 VALUE_KEYS=32 rules/attend_all rules/plain_scores rules/in_order rules/no_rule shared/fours_f32 shared/tiles_f32] needs 6 storage buffers, but max_storage_buffers_per_shader_stage allows 4; \
          make the problem smaller, or open the device with a higher limit if the adapter has one",
     );
     let small = Capabilities {

@@ -514,6 +514,25 @@ fn matrices_qualify_where_they_are_right_and_stay_off_where_they_are_wrong() {
         assert!(!real.0.capabilities().has_qualified(Tier::Matrices));
     }
 
+    // Without any one of its barriers. (Subgroups of 8 run one after the other here, up to the next barrier.)
+    let kernel = find("attention_matrices").unwrap();
+    let barriers = kernel.source.matches(BARRIER).count();
+    assert_eq!(barriers, 7);
+    for number in 0..barriers {
+        let (at, _) = kernel.source.match_indices(BARRIER).nth(number).unwrap();
+        // With the line before it, which says why and makes it one of its kind.
+        let own_line = kernel.source[..at].rfind('\n').unwrap();
+        let from = kernel.source[..own_line].rfind('\n').unwrap() + 1;
+        let from = &kernel.source[from..at + BARRIER.len()];
+        assert_eq!(kernel.source.matches(from).count(), 1, "{from}");
+        let (_, found) = qualify(&[(from, "")]);
+        let one = of_matrices(&found);
+        eprintln!("without barrier {number}: {one}");
+        assert!(
+            matches!(one.verdict, Verdict::Wrong { .. }),
+            "without barrier {number}: {one}"
+        );
+    }
     for (what, from, to) in MATRIX_MUTANTS {
         let (trial, found) = qualify(&[(from, to)]);
         let one = of_matrices(&found);
@@ -525,6 +544,8 @@ fn matrices_qualify_where_they_are_right_and_stay_off_where_they_are_wrong() {
         assert!(!trial.capabilities().has_qualified(Tier::Matrices));
     }
 }
+
+const BARRIER: &str = "workgroupBarrier();";
 
 /// Ways in which attention_matrices could be wrong.
 const MATRIX_MUTANTS: [(&str, &str, &str); 8] = [
