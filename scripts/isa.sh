@@ -58,13 +58,13 @@ header() {
 Mesa's driver for AMD's GPUs compiles for any of them without having one, and says what came out. `scripts/isa.sh` writes this
 file; do not edit it. Nothing ran here: the figures say how good the code is, not how fast the memory is.
 
-The kernels are compiled without runtime checks: naga leaves indices unchecked and loops unbounded, which validated kernels need not have.
-wgpu adds such checks unless it is told otherwise, and as long as `src/gpu/pipeline.rs` does not tell it, what runs is what `--checked` shows.
+The kernels are compiled as they run: without runtime checks of indices and of the ends of loops (ARCHITECTURE.md, Runtime checks, says why they need
+none). What the same kernels are with them: `--checked`.
 
-Shown is each kernel's first set of rules in f32 and f16. Every other configuration, runtime checks, the assembly, or a WGSL file of
-your own: `scripts/isa.sh --help`. `scripts/isa.sh --check` fails where a configuration for GPUs spills or needs scratch memory;
-it looks at the first and the last set of rules (the plainest and the fullest) of each kernel in every element type. The exceptions are in
-`tools/isa/src/known.rs`, with their reason. Workgroups of fewer than 32 invocations (`LANES=8`) are for CPU adapters, and not checked.
+Shown is each kernel's first set of rules in f32 and f16, without the twins that read operands whose rows begin anywhere. Every other configuration,
+kernels for CPU adapters, the assembly, or a WGSL file of your own: `scripts/isa.sh --help`. `scripts/isa.sh --check` fails where a configuration for GPUs
+spills or needs scratch memory; it looks at the first and the last set of rules (the plainest and the fullest) of each kernel in every element
+type, and with `--all` at all of them. The exceptions are in `tools/isa/src/known.rs`, with their reason.
 
 | column | what it says |
 | --- | --- |

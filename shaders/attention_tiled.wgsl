@@ -9,7 +9,8 @@
 // What a pair scores and whether it is seen: shared/pair, shared/item, rules/.
 //
 // q, k: (B, T, H or Hkv, D), v: (B, Tk, Hkv, Dv), out: (B, Tq, H, Dv), lse: (B, H, Tq), all by strides; packed
-// sequences have no B. tables: lengths, starts, slopes, sinks. Memory beyond the operands: none.
+// sequences have no B. Where params.parts > 1, out and lse have a leading axis of parts of the keys, which fill a GPU that a few
+// queries of few heads would leave idle. tables: lengths, starts, slopes, sinks. Memory beyond the operands: none.
 // Host: VALUE_DIM (Dv rounded up to a compiled size, a multiple of 4 * ACROSS; channels past params.value_dim are computed and
 // not stored), KV_TYPE (of k and v: 0 f32, 1 f16, 2 bf16), ACROSS and DOWN (8 or more), KEYS (a multiple of 4), VALUE_KEYS (keys whose values fit `staged` at once; a multiple of 4 that divides SLICE, as many fours for each
 // invocation), and how four
@@ -103,19 +104,29 @@ fn attention_tiled(
     if (number >= params.groups) {
         return;
     }
+    // Parts of the keys of the same queries are neighbours.
+    let part = number % params.parts;
+    let tile_number = number / params.parts;
     // Under a causal mask the last queries see the most keys: what takes longest starts first.
-    let tile = number % params.q_tiles;
+    let tile = tile_number % params.q_tiles;
     let first_query = select(tile, params.q_tiles - 1u - tile, params.window_right >= 0) * BLOCK_Q;
-    let head = (number / params.q_tiles) % params.heads;
-    let batch = number / (params.q_tiles * params.heads);
-    let item = item_at(batch, head);
+    let head = (tile_number / params.q_tiles) % params.heads;
+    let batch = tile_number / (params.q_tiles * params.heads);
+    var item = item_at(batch, head);
+    item.part = part;
+    // A sink counts in the first part alone.
+    item.has_sink = item.has_sink && part == 0u;
     // Queries of this workgroup that the item has; the others see no key. (At least one row is there to be read.)
     let end_query = min(first_query + BLOCK_Q, item.q_len);
     let last_query = max(end_query, 1u) - 1u;
 
     // Keys that some query of this workgroup may see, and those that every one of them may, by position.
-    let seen_from = key_first(item, first_query);
-    let seen_to = select(0u, key_limit(item, last_query), first_query < end_query);
+    // Of them each part has an equal number of blocks (the last ones fewer).
+    let keys_from = key_first(item, first_query);
+    let keys_to = max(select(0u, key_limit(item, last_query), first_query < end_query), keys_from);
+    let own_blocks = ((keys_to - keys_from + BLOCK_K - 1u) / BLOCK_K + params.parts - 1u) / params.parts;
+    let seen_from = min(keys_from + part * own_blocks * BLOCK_K, keys_to);
+    let seen_to = min(seen_from + own_blocks * BLOCK_K, keys_to);
     let full_from = key_first(item, last_query);
     // (What rows past the item's own see is not stored.)
     let full_to = select(0u, key_limit(item, first_query), end_query >= min(first_query + BLOCK_Q, item.rows));
@@ -402,8 +413,8 @@ fn attention_tiled(
         let seen = highest[r] != 0u;
         // Rows past the end of a packed sequence belong to others.
         if (row < item.rows) {
-            let base = params.out_offset + batch * params.out_batch_stride + head * params.out_head_stride
-                + (item.q_start + row) * params.out_token_stride;
+            let base = params.out_offset + part * params.out_part_stride + batch * params.out_batch_stride
+                + head * params.out_head_stride + (item.q_start + row) * params.out_token_stride;
             // @unroll
             for (var c = 0u; c < COLUMNS; c += 2u) {
                 let channel = (c / 4u * ACROSS + local.x) * 4u + c % 4u;

@@ -57,8 +57,8 @@ fn attention_weights(
     var any = false;
     for (var key = thread; key < params.kv_len; key += THREADS) {
         var product = 0.0;
-        // Keys past a packed sequence are not read: their memory is another's.
-        if (key < item.keys) {
+        // Keys past a packed sequence are not read: their memory is another's. (Where all are empty there is no query to read.)
+        if (key < item.keys && params.q_total > 0u) {
             let k_row = k_base + key_row(item, key) * params.k_token_stride;
             for (var d = 0u; d < params.head_dim; d++) {
                 let q_at = q_base + d;

@@ -1,11 +1,11 @@
 //! A strided copy on the GPU that may change the element type.
 
-use crate::gpu::{Call, Gpu, Pipeline, Timestamps};
+use crate::gpu::{Call, Gpu, Pipeline, Timestamps, fold};
 use crate::kernels::{Configuration, CopyParams, Form, Kernel, Operation};
 use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
-use crate::plan::{choose_kernel, fold, size};
+use crate::plan::{MOVED_COST, choose_kernel, origin_of, size, slices};
 use crate::tensor::{TensorView, shape_text};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl TensorCopy {
         };
         Ok(TensorCopy {
             gpu: gpu.clone(),
-            pipeline: gpu.pipeline(kernel, &configuration)?,
+            pipeline: gpu.pipeline(kernel, &configuration, origin_of(kernel))?,
         })
     }
 
@@ -138,6 +138,7 @@ impl TensorCopy {
         let params = CopyParams {
             pairs: pairs as u32,
             groups: groups as u32,
+            first_group: 0,
             size_1: s1 as u32,
             size_2: s2 as u32,
             size_3: s3 as u32,
@@ -168,6 +169,11 @@ impl TensorCopy {
                 ],
                 params: bytemuck::bytes_of(&params),
                 grid,
+                slices: slices(
+                    pairs.saturating_mul(MOVED_COST),
+                    groups,
+                    self.gpu.capabilities(),
+                ),
                 timestamps,
             },
         )

@@ -73,10 +73,13 @@ mod operands;
 mod plan;
 mod qualify;
 pub mod reference;
+#[cfg(any(feature = "safetensors", feature = "tuning-file"))]
+mod replace_file;
 mod rotary;
 mod tensor;
 #[cfg(feature = "safetensors")]
 pub mod tensor_file;
+mod tune;
 
 pub use attention::{
     Alignment, Attention, AttentionArguments, AttentionProblem, AttentionRules, AttentionWeights,
@@ -105,6 +108,7 @@ pub use plan::Plan;
 pub use qualify::{Qualification, Verdict};
 pub use rotary::{Rotary, RotaryArguments, RotaryConfig, RotaryPairing};
 pub use tensor::{Tensor, TensorView};
+pub use tune::{Measured, TuneOptions, Tuned};
 
 /// The host types of 16-bit elements: `half::f16`, `half::bf16`.
 pub use half;

@@ -5,13 +5,13 @@ mod cache;
 pub use cache::{CacheArguments, CacheColumns};
 
 use crate::element::ElementType;
-use crate::gpu::{Argument, Call, Capabilities, Gpu, Pipeline, Timestamps};
+use crate::gpu::{Argument, Call, Capabilities, Gpu, Origin, Pipeline, Timestamps, fold};
 use crate::kernels::{
-    Configuration, FEW_LANES, Form, Fragment, Kernel, LINEAR_FOURS, LINEAR_FOURS_ANY, LINEAR_LANES,
-    LinearParams, Operation, STORE_ROWS, X_ANY, X_FOURS,
+    Configuration, FEW_LANES, Form, Fragment, KERNELS, Kernel, LINEAR_FOURS, LINEAR_FOURS_ANY,
+    LINEAR_LANES, LinearParams, Operation, STORE_ROWS, X_ANY, X_FOURS,
 };
 use crate::operands::{argument, begins_on_fours, check_operands, expect_contiguous_last, first};
-use crate::plan::{Plan, check_plan, choose_kernel, fold, lanes_of, size, suited};
+use crate::plan::{Plan, check_plan, choose_kernel, is_own, lanes_of, size, slices, suited};
 use crate::tensor::{Tensor, TensorView};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -64,31 +64,111 @@ impl LinearProblem {
             usize::try_from(rows).unwrap_or(usize::MAX),
         )?;
         let (kernel, reason) = self.choose(capabilities, rows)?;
-        let lanes = match self.form.unwrap_or(suited(capabilities)) {
-            Form::Lanes => FEW_LANES[0],
-            Form::Tiled => FEW_LANES[1],
-        };
-        let (configuration, why) = self.configure(kernel, rows, lanes, store, capabilities);
-        capabilities.can_bind(kernel, &configuration)?;
-        capabilities.can_loop(kernel, &configuration, self.d_in as u64, 0)?;
-        let (tile_m, tile_n) = tile(kernel, &configuration);
-        let groups = rows.div_ceil(tile_m) * (self.d_out as u64).div_ceil(tile_n);
-        let grid = fold(groups, capabilities, "linear")?;
-        let plan = Plan {
+        let (configuration, why) = self.configure(kernel, rows, store, capabilities);
+        let plan = self.planned(
             kernel,
             configuration,
-            grid,
-            groups: groups as u32,
-            parts: 1,
-            splits: 1,
-            flops: (2 * rows * self.d_in as u64).saturating_mul(self.d_out as u64),
-            workspace_bytes: 0,
-            reason: format!("{reason}; {why}"),
-        };
+            format!("{reason}; {why}"),
+            capabilities,
+        )?;
         log::debug!("{self:?} -> {plan}");
         Ok(plan)
     }
+
+    /// The plan of a kernel in a configuration that can compute this.
+    fn planned(
+        &self,
+        kernel: &'static Kernel,
+        configuration: Configuration,
+        reason: String,
+        capabilities: &Capabilities,
+    ) -> Result<Plan> {
+        capabilities.can_bind(kernel, &configuration)?;
+        capabilities.can_loop(kernel, &configuration, self.d_in as u64, 0)?;
+        let rows = self.rows();
+        let groups = self.groups(kernel, &configuration);
+        let flops = (2 * rows * self.d_in as u64).saturating_mul(self.d_out as u64);
+        // Of few rows, reading the weights is the work.
+        let cost = match kernel.operation {
+            Operation::LinearFew => flops.saturating_mul(8),
+            _ => flops,
+        };
+        Ok(Plan {
+            grid: fold(groups, capabilities, "linear")?,
+            groups: groups as u32,
+            parts: 1,
+            splits: 1,
+            slices: slices(cost, groups, capabilities),
+            flops,
+            workspace_bytes: 0,
+            reason,
+            kernel,
+            configuration,
+        })
+    }
+
+    /// Rows of all batch items together.
+    fn rows(&self) -> u64 {
+        (self.batch as u64).saturating_mul(self.tokens as u64)
+    }
+
+    /// Workgroups in all.
+    fn groups(&self, kernel: &Kernel, configuration: &Configuration) -> u64 {
+        let (tile_m, tile_n) = tile(kernel, configuration);
+        let columns = (self.d_out as u64).div_ceil(tile_n);
+        self.rows().div_ceil(tile_m).saturating_mul(columns)
+    }
+
+    /// Every plan that could compute this on a device by kernels of the form that planning takes (or that is asked for): first the
+    /// one that [`plan`](Self::plan) gives, then other sizes of its tiles, and up to 32 rows the kernel for few. What
+    /// [`tune`](Self::tune) measures.
+    ///
+    /// # Errors
+    ///
+    /// As [`plan`](Self::plan).
+    pub fn candidates(&self, capabilities: &Capabilities) -> Result<Vec<Plan>> {
+        self.candidates_storing(capabilities, &STORE_ROWS)
+    }
+
+    /// [`candidates`](Self::candidates) with that store linked in.
+    fn candidates_storing(
+        &self,
+        capabilities: &Capabilities,
+        store: &Fragment,
+    ) -> Result<Vec<Plan>> {
+        let planned = self.plan_storing(capabilities, store)?;
+        let form = self.form.unwrap_or(suited(capabilities));
+        let mut candidates = vec![planned];
+        for kernel in KERNELS.iter().copied() {
+            let suits = match kernel.operation {
+                Operation::Linear => kernel.form == form && self.few != Some(true),
+                Operation::LinearFew => self.few.unwrap_or(self.rows() <= MOST_FEW_ROWS),
+                _ => false,
+            };
+            if !suits || capabilities.can_run(kernel).is_err() {
+                continue;
+            }
+            for configuration in self.configurations(kernel, store, capabilities) {
+                let reason = "a candidate".to_string();
+                // (One that does not fit the device is none.)
+                let Ok(plan) = self.planned(kernel, configuration, reason, capabilities) else {
+                    continue;
+                };
+                let same = |other: &Plan| {
+                    other.kernel.name == plan.kernel.name
+                        && other.configuration == plan.configuration
+                };
+                if !candidates.iter().any(same) {
+                    candidates.push(plan);
+                }
+            }
+        }
+        Ok(candidates)
+    }
 }
+
+/// Rows up to which the kernel for few is worth a measurement.
+const MOST_FEW_ROWS: u64 = 32;
 
 impl LinearProblem {
     /// The kernel for that many rows, and why.
@@ -125,36 +205,14 @@ impl LinearProblem {
         &self,
         kernel: &Kernel,
         rows: u64,
-        few_lanes: u32,
         store: &Fragment,
         capabilities: &Capabilities,
     ) -> (Configuration, String) {
         let few = kernel.operation == Operation::LinearFew;
         let tiled = !few && kernel.form == Form::Tiled;
-        let (lanes, weights) = lanes_of(capabilities, &LINEAR_LANES);
-        // Where rows of a call's operands do not begin there, `unaligned` takes its place.
-        let (x, fours) = match self.d_in.is_multiple_of(4) {
-            true => (&X_FOURS, &LINEAR_FOURS),
-            false => (&X_ANY, &LINEAR_FOURS_ANY),
-        };
-        let mut configurations = (kernel.configurations)();
-        configurations.retain(|configuration| {
-            let suits = match kernel.form {
-                _ if few => configuration.get("LANES") == few_lanes,
-                Form::Tiled => configuration.rules.contains(fours),
-                Form::Lanes => {
-                    configuration.rules.contains(weights)
-                        && configuration.rules.contains(x)
-                        && configuration.get("LANES") == lanes
-                }
-            };
-            suits && configuration.rules.contains(store)
-        });
+        let configurations = self.configurations(kernel, store, capabilities);
         let tile_m = |configuration: &Configuration| tile(kernel, configuration).0;
-        let tiles = |configuration: &Configuration| {
-            let (m, n) = tile(kernel, configuration);
-            rows.div_ceil(m) * (self.d_out as u64).div_ceil(n)
-        };
+        let tiles = |configuration: &Configuration| self.groups(kernel, configuration);
         let chosen = if few {
             // The smallest that holds all rows.
             let holds = |configuration: &&Configuration| tile_m(configuration) >= rows;
@@ -182,6 +240,54 @@ impl LinearProblem {
             });
         }
         (configuration, why)
+    }
+}
+
+impl LinearProblem {
+    /// The configurations of a kernel that can compute this, from the smallest tile to the largest.
+    fn configurations(
+        &self,
+        kernel: &Kernel,
+        store: &Fragment,
+        capabilities: &Capabilities,
+    ) -> Vec<Configuration> {
+        let few = kernel.operation == Operation::LinearFew;
+        let few_lanes = match self.form.unwrap_or(suited(capabilities)) {
+            Form::Lanes => FEW_LANES[0],
+            Form::Tiled => FEW_LANES[1],
+        };
+        let (lanes, weights) = lanes_of(capabilities, &LINEAR_LANES);
+        // Where rows of a call's operands do not begin there, `unaligned` takes its place.
+        let (x, fours) = match self.d_in.is_multiple_of(4) {
+            true => (&X_FOURS, &LINEAR_FOURS),
+            false => (&X_ANY, &LINEAR_FOURS_ANY),
+        };
+        let mut configurations = (kernel.configurations)();
+        configurations.retain(|configuration| {
+            let suits = match kernel.form {
+                _ if few => configuration.get("LANES") == few_lanes,
+                Form::Tiled => configuration.rules.contains(fours),
+                Form::Lanes => {
+                    configuration.rules.contains(weights)
+                        && configuration.rules.contains(x)
+                        && configuration.get("LANES") == lanes
+                }
+            };
+            suits && configuration.rules.contains(store)
+        });
+        configurations
+    }
+
+    /// Whether a plan is this crate's own through and through: one that planning makes for this problem on this device with that
+    /// store, if perhaps with another of its configurations or fewer workgroups.
+    fn origin_of(&self, plan: &Plan, store: &Fragment, capabilities: &Capabilities) -> Origin {
+        let groups = self.groups(plan.kernel, &plan.configuration);
+        let configurations = self.configurations(plan.kernel, store, capabilities);
+        let made = configurations.contains(&plan.configuration);
+        match is_own(plan.kernel) && made && u64::from(plan.groups) <= groups {
+            true => Origin::Own,
+            false => Origin::Callers,
+        }
     }
 }
 
@@ -237,6 +343,7 @@ pub struct Linear {
     cache: Option<CacheColumns>,
     plan: Plan,
     pipeline: Arc<Pipeline>,
+    origin: Origin,
 }
 
 impl std::fmt::Debug for Linear {
@@ -249,13 +356,15 @@ impl std::fmt::Debug for Linear {
 }
 
 impl Linear {
-    /// Plans the problem for this GPU and compiles what it needs.
+    /// Plans the problem for this GPU, or takes the plan that [`tune`](LinearProblem::tune) found, and compiles what it needs.
     ///
     /// # Errors
     ///
     /// As [`LinearProblem::plan`], and [`Error::Shader`](crate::Error::Shader) if the driver refuses the kernel.
     pub fn new(gpu: &Gpu, problem: LinearProblem) -> Result<Self> {
-        Self::from_plan(gpu, problem, problem.plan(gpu.capabilities())?)
+        let plan = problem.plan(gpu.capabilities())?;
+        let plan = problem.chosen_on(gpu, plan, |capabilities| problem.candidates(capabilities));
+        Self::from_plan(gpu, problem, plan)
     }
 
     /// Compiles a plan that the caller has changed: another configuration, or a kernel of their own that takes
@@ -267,13 +376,25 @@ impl Linear {
     /// [`Error::Parameter`](crate::Error::Parameter) for a kernel of another operation,
     /// [`Error::Shader`](crate::Error::Shader) if it is refused, [`Error::LimitExceeded`](crate::Error::LimitExceeded) if the grid is over the device's limit.
     pub fn from_plan(gpu: &Gpu, problem: LinearProblem, plan: Plan) -> Result<Self> {
+        Self::storing(gpu, problem, plan, &STORE_ROWS)
+    }
+
+    /// [`from_plan`](Self::from_plan) with that store linked in.
+    fn storing(gpu: &Gpu, problem: LinearProblem, plan: Plan, store: &Fragment) -> Result<Self> {
         let operation = match plan.kernel.operation {
             Operation::LinearFew => Operation::LinearFew,
             _ => Operation::Linear,
         };
         check_plan(&plan, operation, gpu.capabilities())?;
+        // The sizes of a problem that was never planned may be any.
+        let checked = problem.plan_storing(gpu.capabilities(), store).is_ok();
+        let origin = match checked {
+            true => problem.origin_of(&plan, store, gpu.capabilities()),
+            false => Origin::Callers,
+        };
         Ok(Linear {
-            pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
+            pipeline: gpu.pipeline(plan.kernel, &plan.configuration, origin)?,
+            origin,
             gpu: gpu.clone(),
             problem,
             cache: None,
@@ -284,6 +405,11 @@ impl Linear {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// What it computes.
+    pub fn problem(&self) -> &LinearProblem {
+        &self.problem
     }
 
     /// Records the projection into an encoder. Submits nothing and waits for nothing; allocates nothing on
@@ -392,7 +518,11 @@ impl Linear {
             false => unaligned(&self.plan.configuration),
         };
         let pipeline = match &narrow {
-            Some(configuration) => &self.gpu.pipeline(self.plan.kernel, configuration)?,
+            Some(configuration) => {
+                &self
+                    .gpu
+                    .pipeline(self.plan.kernel, configuration, self.origin)?
+            }
             None => &self.pipeline,
         };
         let (_, tile_n) = tile(self.plan.kernel, &self.plan.configuration);
@@ -433,6 +563,7 @@ impl Linear {
                 arguments: &arguments,
                 params: bytemuck::bytes_of(&params),
                 grid,
+                slices: self.plan.slices,
                 timestamps,
             },
         )

@@ -1,12 +1,12 @@
 //! Attention over all keys, put together from attention over parts of them.
 
 use crate::element::ElementType;
-use crate::gpu::{Call, Capabilities, Gpu, Pipeline, Timestamps};
+use crate::gpu::{Call, Capabilities, Gpu, Origin, Pipeline, Timestamps, fold};
 use crate::kernels::{Configuration, Form, MergeParams, Operation};
 use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
-use crate::plan::{Plan, check_plan, choose_kernel, fold, size};
+use crate::plan::{MOVED_COST, Plan, check_plan, choose_kernel, is_own, size, slices};
 use crate::tensor::TensorView;
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -65,11 +65,13 @@ impl MergeProblem {
             self.value_dim as u64,
         )?;
         let per_row = (self.parts as u64).saturating_mul(2 * self.value_dim as u64);
+        let cost = rows.saturating_mul(per_row).saturating_mul(MOVED_COST);
         Ok(Plan {
             kernel,
             configuration,
             parts: 1,
             splits: 1,
+            slices: slices(cost, rows, capabilities),
             grid: fold(rows, capabilities, "merge")?,
             groups: rows as u32,
             flops: rows.saturating_mul(per_row),
@@ -128,8 +130,15 @@ impl Merge {
     /// As [`Attention::from_plan`](crate::Attention::from_plan).
     pub fn from_plan(gpu: &Gpu, problem: MergeProblem, plan: Plan) -> Result<Self> {
         check_plan(&plan, Operation::Merge, gpu.capabilities())?;
+        let made = problem
+            .plan(gpu.capabilities())
+            .is_ok_and(|own| own.configuration == plan.configuration && plan.groups <= own.groups);
+        let origin = match is_own(plan.kernel) && made {
+            true => Origin::Own,
+            false => Origin::Callers,
+        };
         Ok(Merge {
-            pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
+            pipeline: gpu.pipeline(plan.kernel, &plan.configuration, origin)?,
             gpu: gpu.clone(),
             problem,
             plan,
@@ -221,6 +230,7 @@ impl Merge {
             q_len: p.q_len as u32,
             value_dim: p.value_dim as u32,
             groups: self.plan.groups,
+            first_group: 0,
             parts_offset: first(parts_at),
             parts_part_stride: parts.stride(0),
             parts_batch_stride: parts.stride(1),
@@ -256,6 +266,7 @@ impl Merge {
                 ],
                 params: bytemuck::bytes_of(&params),
                 grid,
+                slices: self.plan.slices,
                 timestamps,
             },
         )

@@ -4,7 +4,7 @@
 //! can be done for a device that is not there. Compiling a plan gives something that encodes
 //! ([`Linear`](crate::Linear), [`Attention`](crate::Attention)).
 
-use crate::gpu::Capabilities;
+use crate::gpu::{Capabilities, Origin};
 use crate::kernels::{Configuration, Form, Fragment, KERNELS, Kernel, Operation, Tier};
 use crate::{Error, Result};
 use std::fmt;
@@ -24,8 +24,11 @@ pub struct Plan {
     /// is one dispatch.
     pub parts: u32,
     /// Parts of the keys that workgroups of one dispatch compute side by side, and that are then merged; 1 where a workgroup
-    /// has all keys of its queries.
+    /// has all keys of its queries. (Of the kernels for few queries and of attention_tiled.)
     pub splits: u32,
+    /// Dispatches that the grid is cut into, so that none takes longer than
+    /// [`Capabilities::longest_dispatch`](crate::Capabilities::longest_dispatch). Results do not depend on it.
+    pub slices: u32,
     /// Useful floating-point operations: a multiply-add is two, causal work is counted once.
     pub flops: u64,
     /// GPU memory beyond the operands, in bytes.
@@ -35,8 +38,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Dispatches of one call.
-    pub fn dispatches(&self) -> usize {
+    /// Compute passes of one call, which is what timestamps are taken around; a pass that is cut has
+    /// [`slices`](Self::slices) dispatches.
+    pub fn passes(&self) -> usize {
         match (self.grid, self.parts) {
             (None, _) => 0,
             (Some(_), 0 | 1) if self.splits > 1 => 2,
@@ -53,6 +57,9 @@ impl fmt::Display for Plan {
             Some([x, 1, 1]) => write!(f, "{x} workgroups")?,
             Some([x, y, z]) => write!(f, "{x} x {y} x {z} workgroups ({} used)", self.groups)?,
             None => write!(f, "nothing to dispatch")?,
+        }
+        if self.slices > 1 && self.grid.is_some() {
+            write!(f, " in {} dispatches", self.slices)?;
         }
         if self.parts > 1 {
             write!(
@@ -142,47 +149,30 @@ pub(crate) fn choose_kernel(
     }
 }
 
-/// A grid of at least `groups` workgroups with no axis over the device's limit.
-///
-/// # Errors
-///
-/// [`Error::LimitExceeded`] if there are more than three axes, or 32 bits, can count.
-pub(crate) fn fold(
-    groups: u64,
-    capabilities: &Capabilities,
-    what: &str,
-) -> Result<Option<[u32; 3]>> {
-    if groups == 0 {
-        return Ok(None);
+/// Dispatches into which that much work is cut, so that none is longer than the device's bound by the rate that is known of
+/// it. `cost` is in floating-point operations, and counts what is done rather than what is useful; a workgroup is not cut.
+pub(crate) fn slices(cost: u64, groups: u64, capabilities: &Capabilities) -> u32 {
+    let nanoseconds = capabilities.longest_dispatch.as_nanos();
+    let allowed =
+        nanoseconds.saturating_mul(u128::from(capabilities.flops_per_second)) / 1_000_000_000;
+    let slices = u128::from(cost).div_ceil(allowed.max(1));
+    slices.clamp(1, u128::from(groups.clamp(1, u64::from(u32::MAX)))) as u32
+}
+
+/// What it costs to move a pair of elements, as [`slices`] counts: a device that computes so many operations moves a few bytes.
+pub(crate) const MOVED_COST: u64 = 200;
+
+/// Whether a kernel is one of this crate's own table, and not a caller's.
+pub(crate) fn is_own(kernel: &'static Kernel) -> bool {
+    KERNELS.iter().any(|own| std::ptr::eq(*own, kernel))
+}
+
+/// Whose a kernel is that has one configuration and is planned anew for each call.
+pub(crate) fn origin_of(kernel: &'static Kernel) -> Origin {
+    match is_own(kernel) {
+        true => Origin::Own,
+        false => Origin::Callers,
     }
-    let axis = u64::from(capabilities.max_groups_per_axis.max(1));
-    let most = axis
-        .saturating_mul(axis)
-        .saturating_mul(axis)
-        .min(u64::from(u32::MAX));
-    if groups > most {
-        return Err(Error::LimitExceeded {
-            what: what.into(),
-            limit: "max_compute_workgroups_per_dimension".into(),
-            needed: groups,
-            available: most,
-            unit: "workgroups",
-        });
-    }
-    let x = groups.min(axis);
-    let y = groups.div_ceil(x).min(axis);
-    let z = groups.div_ceil(x * y);
-    // Kernels number their workgroups in u32, the idle ones of a folded grid included.
-    if x * y * z > u64::from(u32::MAX) {
-        return Err(Error::LimitExceeded {
-            what: what.into(),
-            limit: "32-bit workgroup numbers".into(),
-            needed: x * y * z,
-            available: u64::from(u32::MAX),
-            unit: "workgroups",
-        });
-    }
-    Ok(Some([x as u32, y as u32, z as u32]))
 }
 
 /// What a caller may have got wrong in a plan: [`Error::Parameter`] for a kernel that computes something else,
@@ -240,39 +230,6 @@ pub(crate) fn size(name: &str, value: usize) -> Result<u32> {
 mod tests {
     use super::*;
     use crate::kernels::{ATTENTION_LANES, LINEAR_LANES};
-
-    #[test]
-    fn a_folded_grid_holds_every_group_within_every_axis() {
-        let capabilities = Capabilities::webgpu_defaults(wgpu::DeviceType::Cpu);
-        for groups in [
-            1,
-            2,
-            65_534,
-            65_535,
-            65_536,
-            65_537,
-            131_071,
-            4_294_000_000u64,
-        ] {
-            let [x, y, z] = fold(groups, &capabilities, "test").unwrap().unwrap();
-            assert!(
-                u64::from(x) * u64::from(y) * u64::from(z) >= groups,
-                "{groups}"
-            );
-            assert!(
-                [x, y, z].iter().all(|axis| (1..=65_535).contains(axis)),
-                "{groups}"
-            );
-        }
-        assert_eq!(fold(0, &capabilities, "test").unwrap(), None);
-        assert!(matches!(
-            fold(1 << 40, &capabilities, "test"),
-            Err(Error::LimitExceeded {
-                needed: 1_099_511_627_776,
-                ..
-            })
-        ));
-    }
 
     #[test]
     fn the_form_follows_the_adapter_or_the_caller() {

@@ -1662,7 +1662,7 @@ fn plans_count_what_is_moved() {
         let turned = if rotary { heads } else { 0 };
         let pairs = 6 * ((turned + kv_heads) * head_dim.div_ceil(2) + kv_heads * 2);
         assert_eq!(append.groups as usize, pairs.div_ceil(64));
-        assert_eq!(append.dispatches(), 1);
+        assert_eq!(append.passes(), 1);
         if let Ok(mut room) = Timestamps::new(gpu, 3) {
             let mut cache = KvCache::new(gpu, cache).unwrap();
             let x = Tensor::empty(gpu, &[2, 3, 4], ElementType::F32)

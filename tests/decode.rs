@@ -398,7 +398,7 @@ fn plans_say_how_keys_are_split() {
     let large = decode(32, 8, 1, 4096, 128);
     let one = plan(card, &large);
     assert_eq!(one.kernel.name, "decode_tiled");
-    assert_eq!((one.splits, one.groups, one.dispatches()), (16, 128, 2));
+    assert_eq!((one.splits, one.groups, one.passes()), (16, 128, 2));
     assert_eq!(one.workspace_bytes, 16 * 32 * (128 + 2) * 4);
     assert!(
         one.to_string().contains("in 16 parts side by side"),
@@ -408,7 +408,7 @@ fn plans_say_how_keys_are_split() {
     assert_eq!((one.kernel.name, one.splits), ("decode_lanes", 1));
     let small = plan(card, &decode(12, 12, 1, 100, 64));
     assert_eq!(
-        (small.splits, small.dispatches(), small.workspace_bytes),
+        (small.splits, small.passes(), small.workspace_bytes),
         (1, 1, 0)
     );
     for (q_len, decode_, name) in [

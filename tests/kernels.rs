@@ -17,8 +17,8 @@ use support::{Random, run};
 use wgpu_attention::Alignment::{BottomRight, TopLeft};
 use wgpu_attention::kernels::{FOURS_ANY, FOURS_F32, Form, LINEAR_FOURS, Operation, STORE_ROWS};
 use wgpu_attention::{
-    Alignment, AttentionArguments, AttentionProblem, AttentionRules, ElementType, Gpu,
-    LinearArguments, LinearProblem, TensorView, reference,
+    Alignment, AttentionArguments, AttentionProblem, AttentionRules, Capabilities, ElementType,
+    Gpu, LinearArguments, LinearProblem, TensorView, reference, wgpu,
 };
 
 /// Sizes below, on and above the edges of every tile in use (8, 16, 32, 64, 128).
@@ -200,6 +200,75 @@ fn every_configuration(form: Form, rules: [&str; 2]) {
         }
     }
     failures.report(14);
+}
+
+/// A GPU that a few queries of few heads would leave idle gets the keys in parts side by side: in every number of parts,
+/// more than there are blocks of keys among them, rules of position, sinks and the log-sum-exp come out the same.
+#[test]
+fn keys_in_parts_side_by_side_match_the_reference() {
+    let Some(gpu) = gpu() else { return };
+    let mut failures = Failures::default();
+    let tiled = kernels(Operation::Attention)
+        .into_iter()
+        .find(|subject| subject.kernel.form == Form::Tiled)
+        .unwrap();
+    let mut number = 0;
+    for splits in [1, 2, 3, 7, 64] {
+        for (q_len, kv_len) in [(70, 200), (33, 64), (5, 129), (130, 65)] {
+            number += 1;
+            let rules = match number % 4 {
+                0 => AttentionRules::default(),
+                1 => AttentionRules::causal(TopLeft),
+                2 => AttentionRules::causal(BottomRight),
+                _ => AttentionRules {
+                    window_left: Some(40),
+                    window_right: Some(30),
+                    alignment: Some(BottomRight),
+                    ..Default::default()
+                },
+            };
+            let problem = AttentionProblem {
+                kv_len,
+                kv_heads: 1,
+                rules,
+                ..AttentionProblem::new(1 + number % 2, 2, q_len, 20)
+            };
+            let mut random = Random::new(number as u64);
+            let mut data = random_operands(problem, &mut random);
+            if number % 3 == 0 {
+                data = data.with_sinks(random.normals(2));
+            }
+            let subject = Subject {
+                splits: Some(splits),
+                ..tiled.clone()
+            };
+            let what = format!("{splits} parts: {:?}", data.problem);
+            failures.note(what, data.prepare().check(&gpu, &subject));
+        }
+    }
+    failures.report(20);
+}
+
+/// What little work is there is shared out on a GPU; on a CPU it is not, nor where there is enough of it.
+#[test]
+fn keys_are_split_where_a_gpu_would_idle() {
+    let splits = |device_type, heads, tokens| {
+        let capabilities = Capabilities::webgpu_defaults(device_type);
+        let problem = AttentionProblem {
+            form: Some(Form::Tiled),
+            ..AttentionProblem::new(1, heads, tokens, 64)
+        };
+        let plan = problem.plan(&capabilities).unwrap();
+        let tiles = tokens.div_ceil(4 * plan.configuration.get("DOWN") as usize) as u32;
+        assert_eq!(plan.groups, tiles * heads as u32 * plan.splits);
+        plan.splits
+    };
+    use wgpu::DeviceType::{Cpu, DiscreteGpu};
+    assert_eq!(splits(DiscreteGpu, 1, 1024), 4);
+    assert_eq!(splits(DiscreteGpu, 1, 4096), 2);
+    assert_eq!(splits(DiscreteGpu, 12, 1024), 1);
+    assert_eq!(splits(DiscreteGpu, 1, 300), 1);
+    assert_eq!(splits(Cpu, 1, 1024), 1);
 }
 
 const PLAIN: [&str; 2] = ["rules/attend_all", "rules/plain_scores"];

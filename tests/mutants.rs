@@ -1199,6 +1199,43 @@ static KERNEL_RULE_MUTANTS: &[(&str, &[Edit])] = &[
     ),
 ];
 
+/// Of attention_tiled where it has the keys in parts side by side.
+static PART_MUTANTS: &[Mutant] = &[
+    mutant(
+        "sink in every part",
+        TILED,
+        &[(TILED, "item.has_sink && part == 0u", "item.has_sink")],
+    ),
+    mutant(
+        "all parts to the place of the first",
+        TILED,
+        &[(TILED, "part * params.out_part_stride", "0u")],
+    ),
+    mutant(
+        "log-sum-exp of all parts to the place of the first",
+        TILED,
+        &[(TILED, "item.part = part;", "item.part = 0u;")],
+    ),
+    mutant(
+        "the last key of a part left out",
+        TILED,
+        &[(
+            TILED,
+            "keys_from + part * own_blocks * BLOCK_K",
+            "keys_from + part * (own_blocks * BLOCK_K + 1u)",
+        )],
+    ),
+    mutant(
+        "every part has all keys",
+        TILED,
+        &[(
+            TILED,
+            "keys_from + part * own_blocks * BLOCK_K",
+            "keys_from",
+        )],
+    ),
+];
+
 const WEIGHTS: &str = "attention_weights";
 const MERGE: &str = "merge";
 const COPY: &str = "copy";
@@ -2229,6 +2266,27 @@ fn broken_decoding_is_rejected() {
     }
     let likely = Cell::new(0);
     all_rejected(DECODE_MUTANTS, |subject| {
+        rejected_soon(&gpu, &cases, &in_three(subject), &likely)
+    });
+}
+
+#[test]
+fn broken_parts_of_the_keys_are_rejected() {
+    let Some(gpu) = gpu() else { return };
+    let cases = decode_cases();
+    let in_three = |subject: &Subject| Subject {
+        splits: Some(3),
+        ..subject.clone()
+    };
+    let tiled = kernels(Operation::Attention)
+        .into_iter()
+        .find(|subject| subject.kernel.name == TILED)
+        .unwrap();
+    for case in &cases {
+        case.check(&gpu, &in_three(&tiled)).unwrap();
+    }
+    let likely = Cell::new(0);
+    all_rejected(PART_MUTANTS, |subject| {
         rejected_soon(&gpu, &cases, &in_three(subject), &likely)
     });
 }

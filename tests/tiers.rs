@@ -250,7 +250,7 @@ fn the_planner_takes_what_is_qualified_and_suits() {
 
 #[test]
 fn half_precision_tiles_match_the_reference_around_every_edge() {
-    with_half(60, |gpu, subject, failures| {
+    with_half(32, |gpu, subject, failures| {
         let mut random = Random::new(7);
         let sizes = [
             (1, 1),
@@ -265,7 +265,7 @@ fn half_precision_tiles_match_the_reference_around_every_edge() {
             (200, 192),
             (256, 256),
         ];
-        for (number, (head_dim, value_dim)) in sizes.into_iter().cycle().take(66).enumerate() {
+        for (number, (head_dim, value_dim)) in sizes.into_iter().cycle().take(33).enumerate() {
             let q_len = [1, 31, 32, 33, 63, 65, 130][number % 7];
             let kv_len = [1, 63, 64, 65, 127, 129][number / 2 % 6];
             let problem = AttentionProblem {
@@ -610,7 +610,7 @@ fn the_kernel_for_matrices_matches_the_reference_but_for_its_units() {
         (128, 97),
         (80, 128),
     ];
-    for (number, (head_dim, value_dim)) in sizes.into_iter().cycle().take(42).enumerate() {
+    for (number, (head_dim, value_dim)) in sizes.into_iter().cycle().take(28).enumerate() {
         let q_len = [1, 31, 32, 33, 63, 65, 100][number / 3 % 7];
         let kv_len = [1, 31, 32, 33, 64, 129][number / 2 % 6];
         let problem = AttentionProblem {
@@ -634,7 +634,13 @@ fn the_kernel_for_matrices_matches_the_reference_but_for_its_units() {
             .problem
             .plan(gpu.capabilities())
             .and_then(|plan| {
-                let plan = without_matrix_units(plan, &[]);
+                let mut plan = without_matrix_units(plan, &[]);
+                if number % 3 == 2 && plan.grid.is_some() {
+                    // Keys in parts side by side, as a GPU that few queries leave idle has them.
+                    plan.splits = 2 + number as u32 % 3;
+                    plan.groups *= plan.splits;
+                    plan.grid = Some([plan.groups, 1, 1]);
+                }
                 Attention::from_plan(&gpu, data.problem.clone(), plan)
             })
             .map_err(|error| error.to_string())
@@ -653,7 +659,7 @@ fn the_kernel_for_matrices_matches_the_reference_but_for_its_units() {
             });
         failures.note(what, result);
     }
-    failures.report(40);
+    failures.report(28);
 }
 
 /// Operands for a problem, with one of several rules.

@@ -15,9 +15,11 @@ struct AppendParams {
     // Positions that `angles` has, and where it begins.
     positions: u32,
     angles_offset: u32,
-    // Invocations with work, and workgroups.
+    // Invocations with work.
     pairs: u32,
+    // One past the last workgroup of this dispatch, and the first one: a long dispatch is cut.
     groups: u32,
+    first_group: u32,
     q_type: u32,
     kv_type: u32,
     q_out_type: u32,

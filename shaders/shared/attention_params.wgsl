@@ -28,9 +28,11 @@ struct AttentionParams {
     // Of the elements: 0 f32, 1 f16, 2 bf16.
     q_type: u32,
     out_type: u32,
-    // Workgroups along the queries of one head, and in all.
+    // Workgroups along the queries of one head.
     q_tiles: u32,
+    // One past the last workgroup of this dispatch, and the first one: a long dispatch is cut.
     groups: u32,
+    first_group: u32,
     q_offset: u32,
     q_batch_stride: u32,
     q_token_stride: u32,
@@ -79,7 +81,7 @@ struct AttentionParams {
     block_table_at: u32,
     block_table_stride: u32,
     rule_data_offset: u32,
-    // decode kernels only: parts of the keys inside of the one grid, and from one part's results to the next one's.
+    // Of decode kernels and attention_tiled: parts of the keys inside of the one grid, and from one part's results to the next one's.
     parts: u32,
     out_part_stride: u32,
     lse_part_stride: u32,

@@ -3,7 +3,9 @@
 struct CopyParams {
     // Pairs of neighbours along the last axis, of all rows together.
     pairs: u32,
+    // One past the last workgroup of this dispatch, and the first one: a long dispatch is cut.
     groups: u32,
+    first_group: u32,
     size_1: u32,
     size_2: u32,
     size_3: u32,

@@ -31,14 +31,17 @@ fn item_at(batch: u32, head: u32) -> Item {
     var item = Item(batch, head, 0u, 0u, params.q_len, params.kv_len, params.q_len, params.kv_len, 0, 0.0, 0.0, false, 0u);
     // Starts and lengths are data: whatever stands there, nothing outside of the operands is touched.
     if (params.packed != 0u) {
-        item.q_start = min(tables[params.cu_seqlens_q_at + batch], params.q_total);
-        item.k_start = min(tables[params.cu_seqlens_k_at + batch], params.kv_total);
+        let q_start = min(tables[params.cu_seqlens_q_at + batch], params.q_total);
+        let k_start = min(tables[params.cu_seqlens_k_at + batch], params.kv_total);
         let q_end = min(tables[params.cu_seqlens_q_at + batch + 1u], params.q_total);
         let k_end = min(tables[params.cu_seqlens_k_at + batch + 1u], params.kv_total);
-        item.rows = min(item.rows, max(q_end, item.q_start) - item.q_start);
+        item.rows = min(item.rows, max(q_end, q_start) - q_start);
         item.q_len = item.rows;
-        item.keys = min(item.keys, max(k_end, item.k_start) - item.k_start);
+        item.keys = min(item.keys, max(k_end, k_start) - k_start);
         item.kv_len = item.keys;
+        // Where a sequence without queries or keys begins there may be nothing; its first row is read all the same.
+        item.q_start = min(q_start, max(params.q_total, 1u) - 1u);
+        item.k_start = min(k_start, max(params.kv_total, 1u) - 1u);
     }
     if (params.q_lens_at != NONE) {
         item.q_len = min(item.q_len, tables[params.q_lens_at + batch]);

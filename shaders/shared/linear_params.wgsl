@@ -7,9 +7,11 @@ struct LinearParams {
     d_in: u32,
     d_out: u32,
     has_bias: u32,
-    // Workgroups along d_out, and in all.
+    // Workgroups along d_out.
     column_tiles: u32,
+    // One past the last workgroup of this dispatch, and the first one: a long dispatch is cut.
     groups: u32,
+    first_group: u32,
     x_offset: u32,
     x_batch_stride: u32,
     x_token_stride: u32,
@@ -49,8 +51,6 @@ struct LinearParams {
     block_table_stride: u32,
     // Tokens of all pages together.
     cache_rows: u32,
-    // A uniform buffer is a multiple of 16 bytes.
-    padding: u32,
 }
 
 // Where a row of all batch items together begins in a view of these strides.

@@ -5,7 +5,9 @@ struct MergeParams {
     heads: u32,
     q_len: u32,
     value_dim: u32,
+    // One past the last workgroup of this dispatch, and the first one: a long dispatch is cut.
     groups: u32,
+    first_group: u32,
     parts_offset: u32,
     parts_part_stride: u32,
     parts_batch_stride: u32,

@@ -1,9 +1,9 @@
 //! Attention, compiled for one problem and recorded into the caller's encoder.
 
-use super::plan::unaligned;
+use super::plan::{can_split, unaligned};
 use super::rules::TablePlaces;
 use super::{Alignment, AttentionProblem, RuleArguments};
-use crate::gpu::{Argument, Call, Gpu, Pipeline, Timestamps};
+use crate::gpu::{Argument, Call, Gpu, Origin, Pipeline, Timestamps};
 use crate::kernels::{AttentionParams, Operation};
 use crate::merge::{Merge, MergeArguments};
 use crate::operands::{
@@ -66,6 +66,7 @@ pub struct Attention {
     problem: AttentionProblem,
     plan: Plan,
     pipeline: Arc<Pipeline>,
+    origin: Origin,
     /// Where small operands are gathered.
     tables: Option<Tensor>,
     parts: Option<Parts>,
@@ -114,14 +115,14 @@ impl std::fmt::Debug for Attention {
 }
 
 impl Attention {
-    /// Plans the problem for this GPU and compiles what it needs.
+    /// Plans the problem for this GPU, or takes the plan that [`tune`](AttentionProblem::tune) found, and compiles what it needs.
     ///
     /// # Errors
     ///
     /// As [`AttentionProblem::plan`], [`Error::Shader`] if the driver refuses the kernel, and
     /// [`Error::OutOfMemory`].
     pub fn new(gpu: &Gpu, problem: AttentionProblem) -> Result<Self> {
-        let plan = problem.plan(gpu.capabilities())?;
+        let plan = problem.plan_on(gpu)?;
         Self::from_plan(gpu, problem, plan)
     }
 
@@ -146,12 +147,14 @@ impl Attention {
                 return Err(Error::parameter(name, parts, rule));
             }
         }
-        if plan.splits > 1 && (plan.parts > 1 || operation != Operation::Decode) {
-            let rule = "must be 1: only kernels for few queries split keys, and in one dispatch";
+        if plan.splits > 1 && (plan.parts > 1 || !can_split(plan.kernel)) {
+            let rule = "must be 1: attention_lanes and attention in parts one after another do not split keys side by side";
             return Err(Error::parameter("plan.splits", plan.splits, rule));
         }
+        let origin = problem.origin_of(&plan, gpu.capabilities());
         Ok(Attention {
-            pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
+            pipeline: gpu.pipeline(plan.kernel, &plan.configuration, origin)?,
+            origin,
             tables: problem.tables_workspace(gpu, &plan)?,
             parts: Parts::new(gpu, &problem, &plan)?,
             gpu: gpu.clone(),
@@ -246,9 +249,10 @@ impl Attention {
         let mut outputs = vec![("out", out)];
         outputs.extend(lse.as_ref().map(|lse| ("lse", lse)));
         check_operands(&self.gpu, &inputs, &outputs)?;
-        let Some(grid) = self.plan.grid else {
+        let Some(grid) = self.plan.grid.filter(|_| q_total > 0) else {
             return Ok(());
         };
+        problem.expect_pages(kv_total)?;
 
         let [q_at, k_at, v_at] = [q.bind("q")?, k.bind("k")?, v.bind("v")?];
         // Nothing is recorded for outputs that cannot be bound.
@@ -267,11 +271,15 @@ impl Attention {
             false => unaligned(&self.plan.configuration),
         };
         let pipeline = match &narrow {
-            Some(configuration) => &self.gpu.pipeline(self.plan.kernel, configuration)?,
+            Some(configuration) => {
+                &self
+                    .gpu
+                    .pipeline(self.plan.kernel, configuration, self.origin)?
+            }
             None => &self.pipeline,
         };
         if let Some(timestamps) = &timestamps {
-            timestamps.expect_room(self.plan.dispatches())?;
+            timestamps.expect_room(self.plan.passes())?;
         }
         let (tables, places) = rules.bind_tables(&self.gpu, encoder, self.tables.as_ref())?;
         let tables_at = tables.as_ref().map(|t| t.bind("tables")).transpose()?;
@@ -342,6 +350,7 @@ impl Attention {
                     arguments: &bound,
                     params: bytemuck::bytes_of(&params),
                     grid,
+                    slices: self.plan.slices,
                     timestamps,
                 },
             )
@@ -458,6 +467,15 @@ impl AttentionProblem {
         };
         crate::plan::size(name, any)?;
         Ok(view.unsqueeze(0))
+    }
+
+    /// [`Error::Shape`] unless there is a page that a block table could name, where keys are read at all.
+    pub(super) fn expect_pages(&self, kv_total: usize) -> Result<()> {
+        if self.page_size.is_some() && kv_total == 0 && self.kv_len > 0 {
+            let expected = format!("a page at least, since there may be {} keys", self.kv_len);
+            return Err(Error::shape("k", expected, "no pages".to_string()));
+        }
+        Ok(())
     }
 
     /// The buffer in which small operands are gathered, where there may be several.

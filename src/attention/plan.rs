@@ -1,15 +1,15 @@
 //! Which kernel, in which configuration, on which grid, and why.
 
 use super::{AttentionProblem, rules};
-use crate::gpu::Capabilities;
+use crate::gpu::{Capabilities, Origin, fold};
 use crate::kernels::{
     ATTEND_ALL, ATTENTION_LANES, ATTENTION_MATRICES, BIAS, Configuration, DECODE_ROWS, FOURS_ANY,
-    FOURS_F16, FOURS_F16_ANY, FOURS_F32, FOURS_HALF, Form, Fragment, IN_ORDER, Kernel, MASK,
-    MATRICES, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES, TILES_F32,
-    TILES_HALF, Tier, compiled, matrix_chunks,
+    FOURS_F16, FOURS_F16_ANY, FOURS_F32, FOURS_HALF, Form, Fragment, IN_ORDER, KERNELS, Kernel,
+    MASK, MATRICES, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES,
+    TILES_F32, TILES_HALF, Tier, compiled, matrix_chunks,
 };
 use crate::merge::MergeProblem;
-use crate::plan::{Plan, choose_kernel, fold, lanes_of, suited};
+use crate::plan::{Plan, choose_kernel, is_own, lanes_of, slices, suited};
 use crate::{ElementType, Error, Result};
 
 impl AttentionProblem {
@@ -87,42 +87,18 @@ impl AttentionProblem {
         let configuration = chosen
             .cloned()
             .ok_or_else(|| self.refusal(kernel, capabilities))?;
-        capabilities.can_bind(kernel, &configuration)?;
-        let parts = self.parts(kernel, &configuration, capabilities)?;
-        let block_q = queries_per_group(kernel, &configuration);
-        let groups = workgroups(&configuration);
-        let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
-        let (workspace_bytes, gathered) = self.gathered_tables();
         if fitting.len() > 1 && kernel.form == Form::Tiled {
-            reason.push_str(match groups {
+            reason.push_str(match workgroups(&configuration) {
                 ENOUGH_BLOCKS_TILED.. => "; large blocks, since there are enough of them for a GPU",
                 _ => "; small blocks, since there are few of them",
             });
         }
-        let mut plan = Plan {
-            grid: fold(groups, capabilities, "attention")?,
-            groups: groups as u32,
-            parts: parts as u32,
-            splits: 1,
-            flops: self.pairs().saturating_mul(2 * channels),
-            workspace_bytes: workspace_bytes.saturating_add(self.parts_bytes(parts)),
-            reason: format!("{reason}; {block_q} queries a workgroup"),
-            kernel,
-            configuration,
-        };
+        let mut plan = self.planned(kernel, configuration, None, reason, capabilities)?;
         if let Some(error) = no_decode {
             plan.reason.push_str(&format!(
                 "; the kernels for few queries do not fit ({error})"
             ));
         }
-        if parts > 1 {
-            let limit = capabilities.max_loop_iterations;
-            plan.reason.push_str(&format!(
-                "; keys in {parts} parts, since the adapter ends loops after {limit} iterations"
-            ));
-        }
-        plan.reason
-            .push_str(&gathered_words(gathered, workspace_bytes));
         log::debug!("{self:?} -> {plan}");
         Ok(plan)
     }
@@ -130,15 +106,7 @@ impl AttentionProblem {
     /// The arithmetic to compute it with: what is asked for, or the fastest that the device has qualified and that suits.
     fn choose_tier(&self, capabilities: &Capabilities) -> Result<Tier> {
         let Some(tier) = self.tier else {
-            let tiled = self.form.unwrap_or(suited(capabilities)) == Form::Tiled;
-            let usable = |tier: &&Tier| {
-                tiled && capabilities.has_qualified(**tier) && self.tier_suits(**tier).is_ok()
-            };
-            return Ok(*Tier::FASTER
-                .iter()
-                .rev()
-                .find(usable)
-                .unwrap_or(&Tier::Plain));
+            return Ok(self.tiers(capabilities).next().unwrap_or(Tier::Plain));
         };
         if tier == Tier::Plain {
             return Ok(tier);
@@ -169,6 +137,21 @@ impl AttentionProblem {
             Ok(()) => Ok(tier),
             Err(reason) => refused(reason),
         }
+    }
+
+    /// The tiers that it can be computed with on a device, the fastest first: the one that is asked for, or all that the device has qualified
+    /// and that suit.
+    fn tiers(&self, capabilities: &Capabilities) -> impl Iterator<Item = Tier> {
+        let tiled = self.form.unwrap_or(suited(capabilities)) == Form::Tiled;
+        let usable = move |tier: &Tier| {
+            let faster =
+                tiled && capabilities.has_qualified(*tier) && self.tier_suits(*tier).is_ok();
+            self.tier
+                .map_or(*tier == Tier::Plain || faster, |asked| asked == *tier)
+        };
+        [Tier::Matrices, Tier::Half, Tier::Plain]
+            .into_iter()
+            .filter(usable)
     }
 
     /// Whether a tier is for such a problem; if not, why.
@@ -203,8 +186,7 @@ impl AttentionProblem {
             fitting = self.configurations(kernel, capabilities, Tier::Plain);
         }
         // Query heads that share a KV head are rows of one workgroup, and so are its queries.
-        let group = self.heads / self.kv_heads;
-        let rows = (self.q_len as u64).saturating_mul(group as u64);
+        let rows = self.rows_of_kv_head();
         // A single row has a kernel of its own, for the heads that it is compiled for.
         if rows == 1
             && kernel.form == DECODE_ROWS.form
@@ -220,43 +202,144 @@ impl AttentionProblem {
         let configuration = chosen
             .cloned()
             .ok_or_else(|| self.refusal(kernel, capabilities))?;
-        capabilities.can_bind(kernel, &configuration)?;
-        let workgroups = self
-            .row_tiles(kernel, &configuration)
-            .saturating_mul(self.kv_heads as u64)
-            .saturating_mul(self.batch as u64);
-        let splits = self.splits(kernel, &configuration, workgroups, capabilities)?;
-        let groups = workgroups.saturating_mul(splits);
-        let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
-        let (workspace_bytes, gathered) = self.gathered_tables();
-        let mut plan = Plan {
-            grid: fold(groups, capabilities, "attention")?,
-            groups: groups as u32,
-            parts: 1,
-            splits: splits as u32,
-            flops: self.pairs().saturating_mul(2 * channels),
-            workspace_bytes: workspace_bytes.saturating_add(self.parts_bytes(splits)),
-            reason: format!(
-                "{reason}; few queries: {} of the {rows} rows of each KV head a workgroup",
-                u64::from(configuration.get("ROWS")).min(rows)
-            ),
-            kernel,
-            configuration,
-        };
-        plan.reason
-            .push_str(&gathered_words(gathered, workspace_bytes));
+        let plan = self.planned(kernel, configuration, None, reason, capabilities)?;
         log::debug!("{self:?} -> {plan}");
         Ok(plan)
     }
 
-    /// In how many parts the decode kernels walk over the keys: enough to give the adapter work and to let every loop end
-    /// by itself.
+    /// The plan of a kernel in a configuration that can compute this; of one for few queries with the keys in that many parts, if
+    /// that is said.
+    fn planned(
+        &self,
+        kernel: &'static Kernel,
+        configuration: Configuration,
+        splits: Option<u64>,
+        reason: String,
+        capabilities: &Capabilities,
+    ) -> Result<Plan> {
+        capabilities.can_bind(kernel, &configuration)?;
+        let decodes = kernel.operation == Operation::Decode;
+        let (parts, splits) = match decodes {
+            true => {
+                let workgroups = self.groups(kernel, &configuration, 1);
+                let fewest =
+                    self.splits(kernel, &configuration, workgroups, capabilities, splits)?;
+                (1, fewest)
+            }
+            false => match self.parts(kernel, &configuration, capabilities)? {
+                1 => (
+                    1,
+                    self.side_by_side(kernel, &configuration, capabilities, splits)?,
+                ),
+                parts => (parts, 1),
+            },
+        };
+        let rows_per_group = queries_per_group(kernel, &configuration);
+        let groups = self.groups(kernel, &configuration, splits);
+        let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
+        let (workspace_bytes, gathered) = self.gathered_tables();
+        let mut reason = match decodes {
+            true => {
+                let rows = self.rows_of_kv_head();
+                format!(
+                    "{reason}; few queries: {} of the {rows} rows of each KV head a workgroup",
+                    rows_per_group.min(rows)
+                )
+            }
+            false => format!("{reason}; {rows_per_group} queries a workgroup"),
+        };
+        if parts > 1 {
+            let limit = capabilities.max_loop_iterations;
+            reason.push_str(&format!(
+                "; keys in {parts} parts, since the adapter ends loops after {limit} iterations"
+            ));
+        }
+        reason.push_str(&gathered_words(gathered, workspace_bytes));
+        let cost = self.cost(groups, rows_per_group) / parts.max(splits).max(1);
+        Ok(Plan {
+            grid: fold(groups, capabilities, "attention")?,
+            groups: groups as u32,
+            parts: parts as u32,
+            splits: splits as u32,
+            slices: slices(cost, groups, capabilities),
+            flops: self.pairs().saturating_mul(2 * channels),
+            workspace_bytes: workspace_bytes.saturating_add(self.parts_bytes(parts.max(splits))),
+            reason,
+            kernel,
+            configuration,
+        })
+    }
+
+    /// Every plan that could compute this on a device by kernels of the form that planning takes (or that is asked for): first
+    /// the one that [`plan`](Self::plan) gives, then other sizes of its tiles and, for few queries, other numbers of parts of the keys and the kernel
+    /// for many. What [`tune`](Self::tune) measures.
+    ///
+    /// # Errors
+    ///
+    /// As [`plan`](Self::plan).
+    pub fn candidates(&self, capabilities: &Capabilities) -> Result<Vec<Plan>> {
+        let planned = self.plan(capabilities)?;
+        let form = planned.kernel.form;
+        let mut candidates = vec![planned];
+        let few = (1..=MOST_DECODED).contains(&self.q_len);
+        let single = self.rows_of_kv_head() == 1;
+        for kernel in KERNELS.iter().copied() {
+            let suits = match kernel.operation {
+                Operation::Attention => self.decode != Some(true),
+                Operation::Decode => self.decode.unwrap_or(few),
+                _ => false,
+            };
+            let suits = suits && (single || !std::ptr::eq(kernel, &DECODE_ROWS));
+            if !suits || kernel.form != form || capabilities.can_run(kernel).is_err() {
+                continue;
+            }
+            let tiers = self.tiers(capabilities);
+            let configurations =
+                tiers.flat_map(|tier| self.configurations(kernel, capabilities, tier));
+            for configuration in configurations {
+                let mut plan_of = |splits| {
+                    let reason = "a candidate".to_string();
+                    let plan =
+                        self.planned(kernel, configuration.clone(), splits, reason, capabilities);
+                    // (One that does not fit the device is none.)
+                    let Ok(plan) = plan else { return None };
+                    let same = |other: &Plan| {
+                        other.kernel.name == plan.kernel.name
+                            && other.configuration == plan.configuration
+                            && other.splits == plan.splits
+                    };
+                    let splits = plan.splits;
+                    if !candidates.iter().any(same) {
+                        candidates.push(plan);
+                    }
+                    Some(u64::from(splits))
+                };
+                let splits = plan_of(None);
+                let many = |splits: &u64| kernel.operation == Operation::Decode || *splits > 1;
+                if let Some(splits) = splits.filter(many) {
+                    plan_of(Some(splits.div_ceil(2)));
+                    plan_of(Some(splits * 2));
+                }
+            }
+        }
+        Ok(candidates)
+    }
+
+    /// Rows of a KV head: the queries of the heads that share it.
+    fn rows_of_kv_head(&self) -> u64 {
+        let group = self.heads / self.kv_heads.max(1);
+        (self.q_len as u64).saturating_mul(group as u64)
+    }
+
+    /// In how many parts the decode kernels walk over the keys: as many as are asked for, or enough to give the adapter work; and
+    /// enough to let every loop end by itself.
     fn splits(
         &self,
         kernel: &Kernel,
         configuration: &Configuration,
         workgroups: u64,
         capabilities: &Capabilities,
+        asked: Option<u64>,
     ) -> Result<u64> {
         let (enough_workgroups, fewest_keys, block) = match kernel.form {
             Form::Lanes => (ENOUGH_WORKGROUPS_LANES, FEWEST_KEYS_LANES, 32),
@@ -276,7 +359,8 @@ impl AttentionProblem {
             return Ok(1);
         }
         let wanted = enough_workgroups.div_ceil(workgroups.max(1));
-        let mut splits = wanted.min(keys / fewest_keys).clamp(1, MOST_SPLITS);
+        let wanted = asked.unwrap_or(wanted.min(keys / fewest_keys));
+        let mut splits = wanted.clamp(1, MOST_SPLITS);
         // A part has whole blocks.
         let part = |splits: u64| keys.div_ceil(block).div_ceil(splits) * block;
         let walk = |keys: u64| (kernel.loop_iterations)(configuration, keys, channels);
@@ -298,6 +382,85 @@ impl AttentionProblem {
         Ok(splits)
     }
 
+    /// In how many parts attention_tiled walks over the keys, side by side: as many as are asked for, or so many that a GPU is busy which the
+    /// tiles of queries alone would leave idle.
+    fn side_by_side(
+        &self,
+        kernel: &Kernel,
+        configuration: &Configuration,
+        capabilities: &Capabilities,
+        asked: Option<u64>,
+    ) -> Result<u64> {
+        if !can_split(kernel) || self.packed || self.grid_is_empty() {
+            return Ok(1);
+        }
+        let workgroups = self.groups(kernel, configuration, 1);
+        let wanted = match capabilities.device_type {
+            wgpu::DeviceType::Cpu => 1,
+            _ => {
+                let keys = self.key_range().len() as u64;
+                (ENOUGH_WORKGROUPS / workgroups.max(1)).min(keys / FEWEST_KEYS_TILED)
+            }
+        };
+        let splits = asked.unwrap_or(wanted).clamp(1, MOST_SPLITS);
+        // Memory for the parts, and their merge; where they do not fit the device, it goes without.
+        let fits = self.parts_bytes(splits) <= capabilities.max_binding_bytes
+            && self.merge_of(splits as usize).plan(capabilities).is_ok();
+        Ok(if fits { splits } else { 1 })
+    }
+
+    /// Workgroups in all, where each has one of that many parts of the keys.
+    fn groups(&self, kernel: &Kernel, configuration: &Configuration, splits: u64) -> u64 {
+        let heads = match kernel.operation {
+            Operation::Decode => self.kv_heads,
+            _ => self.heads,
+        };
+        let splits = if can_split(kernel) { splits } else { 1 };
+        self.row_tiles(kernel, configuration)
+            .saturating_mul(heads as u64)
+            .saturating_mul(self.batch as u64)
+            .saturating_mul(splits)
+    }
+
+    /// What that many workgroups do at most, in floating-point operations: each row of each of them with every key that rules
+    /// of position leave one, those of a causal mask included.
+    fn cost(&self, groups: u64, rows: u64) -> u64 {
+        let all = self.key_range().len() as u64;
+        let keys = match self.window() {
+            (left @ 0.., right @ 0..) => all.min(left as u64 + right as u64 + rows),
+            _ => all,
+        };
+        let channels = (self.head_dim as u64).saturating_add(self.value_dim as u64);
+        groups
+            .saturating_mul(rows)
+            .saturating_mul(keys)
+            .saturating_mul(2 * channels)
+    }
+
+    /// Whether a plan is this crate's own through and through: one that planning makes for this problem on this device, if
+    /// perhaps with another of its configurations or fewer workgroups.
+    pub(super) fn origin_of(&self, plan: &Plan, capabilities: &Capabilities) -> Origin {
+        let made = match plan.kernel.operation {
+            _ if self.rules.rule.is_some() || !is_own(plan.kernel) => false,
+            Operation::Weights => self.plan_weights(capabilities).is_ok_and(|own| {
+                own.configuration == plan.configuration && plan.groups <= own.groups
+            }),
+            _ => {
+                let splits = u64::from(plan.splits.max(1));
+                let groups = self.groups(plan.kernel, &plan.configuration, splits);
+                let tier = plan.kernel.tier(&plan.configuration);
+                u64::from(plan.groups) <= groups
+                    && self
+                        .configurations(plan.kernel, capabilities, tier)
+                        .contains(&plan.configuration)
+            }
+        };
+        match made {
+            true => Origin::Own,
+            false => Origin::Callers,
+        }
+    }
+
     fn grid_is_empty(&self) -> bool {
         self.batch == 0 || self.q_len == 0
     }
@@ -306,10 +469,7 @@ impl AttentionProblem {
     pub(super) fn row_tiles(&self, kernel: &Kernel, configuration: &Configuration) -> u64 {
         let per_group = queries_per_group(kernel, configuration);
         let rows = match kernel.operation {
-            Operation::Decode => {
-                let group = (self.heads / self.kv_heads.max(1)) as u64;
-                (self.q_len as u64).saturating_mul(group)
-            }
+            Operation::Decode => self.rows_of_kv_head(),
             _ => self.q_len as u64,
         };
         rows.div_ceil(per_group)
@@ -345,6 +505,7 @@ impl AttentionProblem {
             groups: rows as u32,
             parts: 1,
             splits: 1,
+            slices: slices(self.cost(rows, 1), rows, capabilities),
             flops: self.pairs().saturating_mul(2 * self.head_dim as u64),
             workspace_bytes,
             reason: "a row a workgroup".into(),
@@ -482,6 +643,7 @@ impl AttentionProblem {
     ) -> Vec<Configuration> {
         let mut all = variant(kernel, capabilities);
         all.retain(|c| c.rules.contains(&TILES_HALF) == (tier == Tier::Half));
+        all.retain(|c| c.rules.contains(&MATRICES) == (tier == Tier::Matrices));
         if tier == Tier::Matrices {
             all.retain(|c| Some(c.get("CHUNKS")) == matrix_chunks(self.head_dim));
         }
@@ -514,21 +676,25 @@ impl AttentionProblem {
         if spreads(kernel) {
             rules.push(lanes_of(capabilities, &ATTENTION_LANES).1.clone());
         }
-        let mut fitting: Vec<Configuration> = Vec::new();
-        for configuration in all {
-            let fits =
-                configuration.get(name) == size && Some(configuration.get("KV_TYPE")) == kv_type;
-            // Configurations come in every set of rules: one with its kind of scores stands for the rules of this problem.
-            let scores = configuration.rules.contains(&SCORE_RULES);
-            let fits = fits && scores == self.rules.changes_scores();
-            if fits && !fitting.iter().any(|c| c.consts == configuration.consts) {
-                fitting.push(Configuration {
+        let fits = |c: &Configuration| c.get(name) == size && Some(c.get("KV_TYPE")) == kv_type;
+        let mut fitting: Vec<Configuration> = all.into_iter().filter(fits).collect();
+        // Configurations come in sets of rules, any of which stands for the rules of this problem; but where there are some for
+        // its kind of scores, those may have other sizes.
+        let of_its_kind =
+            |c: &Configuration| c.rules.contains(&SCORE_RULES) == self.rules.changes_scores();
+        if fitting.iter().any(of_its_kind) {
+            fitting.retain(of_its_kind);
+        }
+        let mut distinct: Vec<Configuration> = Vec::new();
+        for configuration in fitting {
+            if !distinct.iter().any(|c| c.consts == configuration.consts) {
+                distinct.push(Configuration {
                     rules: rules.clone(),
                     ..configuration
                 });
             }
         }
-        fitting
+        distinct
     }
 
     /// How kernels read k and v four channels at a time: in one load where heads are multiples of four channels. (Where rows
@@ -567,6 +733,12 @@ impl AttentionProblem {
     }
 }
 
+/// Whether a kernel can have the keys in parts side by side.
+pub(super) fn can_split(kernel: &Kernel) -> bool {
+    kernel.operation == Operation::Decode
+        || (kernel.operation == Operation::Attention && kernel.form == Form::Tiled)
+}
+
 /// Whether a kernel has what all its lanes need handed round in one of several ways.
 fn spreads(kernel: &Kernel) -> bool {
     kernel.operation == Operation::Attention && kernel.form == Form::Lanes
@@ -594,6 +766,9 @@ const ENOUGH_WORKGROUPS_TILED: u64 = 512;
 
 /// Blocks of queries that keep a GPU busy: it takes some hundred workgroups at once.
 const ENOUGH_BLOCKS_TILED: u64 = 128;
+
+/// Workgroups of attention_tiled, of 64 or 128 invocations, that keep most GPUs busy.
+const ENOUGH_WORKGROUPS: u64 = 256;
 
 /// Keys below which a part is not worth its workgroup and its place in the merge.
 const FEWEST_KEYS_LANES: u64 = 64;

@@ -240,7 +240,7 @@ impl AttentionProblem {
     }
 
     /// The keys that are seen at all.
-    pub(super) fn key_range(&self) -> Range<usize> {
+    pub(crate) fn key_range(&self) -> Range<usize> {
         self.keys.clone().unwrap_or(0..self.kv_len)
     }
 

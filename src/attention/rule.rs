@@ -200,7 +200,7 @@ impl Rule {
         self.0.loops
     }
 
-    pub(super) fn fragment(&self) -> &Fragment {
+    pub(crate) fn fragment(&self) -> &Fragment {
         &self.0.fragment
     }
 }

@@ -85,7 +85,11 @@ impl AttentionWeights {
         problem.check()?;
         check_plan(&plan, Operation::Weights, gpu.capabilities())?;
         Ok(AttentionWeights {
-            pipeline: gpu.pipeline(plan.kernel, &plan.configuration)?,
+            pipeline: gpu.pipeline(
+                plan.kernel,
+                &plan.configuration,
+                problem.origin_of(&plan, gpu.capabilities()),
+            )?,
             tables: problem.tables_workspace(gpu, &plan)?,
             gpu: gpu.clone(),
             problem,
@@ -153,6 +157,7 @@ impl AttentionWeights {
         let Some(grid) = self.plan.grid else {
             return Ok(());
         };
+        problem.expect_pages(k.shape()[1])?;
         let [q_at, k_at, weights_at] = [q.bind("q")?, k.bind("k")?, weights.bind("weights")?];
         let pairs = BoundPairs::new(&rules, mask, bias)?;
         if let Some(timestamps) = &timestamps {
@@ -200,6 +205,7 @@ impl AttentionWeights {
                 arguments: &bound,
                 params: bytemuck::bytes_of(&params),
                 grid,
+                slices: self.plan.slices,
                 timestamps,
             },
         )

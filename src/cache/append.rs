@@ -1,12 +1,12 @@
 //! The dispatch that moves new queries, keys and values to where attention reads them.
 
 use super::CacheDevice;
-use crate::gpu::{Argument, Call, Gpu, Pipeline, Timestamps};
+use crate::gpu::{Argument, Call, Gpu, Pipeline, Timestamps, fold};
 use crate::kernels::{AppendParams, Configuration, Form, Kernel, Operation};
 use crate::operands::{
     argument, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
-use crate::plan::{Plan, choose_kernel, fold};
+use crate::plan::{MOVED_COST, Plan, choose_kernel, origin_of, slices};
 use crate::rotary::{Rotary, RotaryPairing};
 use crate::tensor::TensorView;
 use crate::{Error, Result};
@@ -49,6 +49,7 @@ pub(crate) enum Place<'a> {
 pub(crate) struct Ready<'a> {
     params: AppendParams,
     grid: Option<[u32; 3]>,
+    slices: u32,
     arguments: Vec<(&'static str, Argument<'a>)>,
 }
 
@@ -79,7 +80,7 @@ impl Append {
         let groups = pairs.div_ceil(INVOCATIONS);
         Ok(Append {
             gpu: gpu.clone(),
-            pipeline: gpu.pipeline(kernel, &configuration)?,
+            pipeline: gpu.pipeline(kernel, &configuration, origin_of(kernel))?,
             plan: Plan {
                 kernel,
                 configuration,
@@ -87,6 +88,7 @@ impl Append {
                 groups: groups as u32,
                 parts: 1,
                 splits: 1,
+                slices: slices(pairs.saturating_mul(MOVED_COST), groups, gpu.capabilities()),
                 flops: 0,
                 workspace_bytes: 0,
                 reason: "two neighbouring channels an invocation".into(),
@@ -263,6 +265,11 @@ impl Append {
         Ok(Ready {
             params,
             grid: fold(groups, self.gpu.capabilities(), "append")?,
+            slices: slices(
+                pairs.saturating_mul(MOVED_COST),
+                groups,
+                self.gpu.capabilities(),
+            ),
             arguments,
         })
     }
@@ -286,6 +293,7 @@ impl Append {
                 arguments: &ready.arguments,
                 params: bytemuck::bytes_of(&ready.params),
                 grid,
+                slices: ready.slices,
                 timestamps,
             },
         )

@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
-use crate::tensor_file::{ElementKind, FileTensor, TensorFile, format_error, io_error};
+use crate::replace_file::io_error;
+use crate::tensor_file::{ElementKind, FileTensor, TensorFile, format_error};
 
 #[cfg(not(target_family = "wasm"))]
 mod attention;

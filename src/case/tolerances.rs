@@ -11,7 +11,8 @@ use serde_json::Value;
 use super::Case;
 use crate::compare::Tolerance;
 use crate::error::Result;
-use crate::tensor_file::{ElementKind, format_error, io_error};
+use crate::replace_file::io_error;
+use crate::tensor_file::{ElementKind, format_error};
 
 /// Where a [`Tolerance`] comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

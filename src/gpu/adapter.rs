@@ -3,6 +3,7 @@
 use crate::kernels::{Configuration, KERNELS, Kernel, Tier};
 use crate::{Error, Result};
 use std::fmt;
+use std::time::Duration;
 
 /// How [`Gpu::open`](crate::Gpu::open) chooses.
 #[derive(Clone, Debug, Default)]
@@ -79,8 +80,8 @@ pub(super) fn experimental_features(features: wgpu::Features) -> wgpu::Experimen
         return wgpu::ExperimentalFeatures::disabled();
     }
     // SAFETY: the token says that its holder knows that such features may have bugs that break the promises of WebGPU. They are asked
-    // for only where the caller has said so (`GpuOptions::experimental`); the one shader that uses them stays inside
-    // workgroup memory by constants, touches buffers by checked loads and stores alone, is uniform where the extension wants it to be, and is
+    // for only where the caller has said so (`GpuOptions::experimental`); the one shader that uses them keeps matrices
+    // inside of workgroup memory by constants, reads and writes buffers as other kernels do, is uniform where the extension wants it to be, and is
     // not compiled on adapters that do not list its size and types.
     unsafe { wgpu::ExperimentalFeatures::enabled() }
 }
@@ -126,6 +127,26 @@ pub struct Capabilities {
     pub offered_tiers: Vec<Tier>,
     /// Those of them that were found right, and that the planner may choose: none before [`Gpu::qualify`](crate::Gpu::qualify).
     pub qualified_tiers: Vec<Tier>,
+    /// Floating-point operations a second that a kernel gets out of the device at least: a cautious guess by its type, or what
+    /// [`Gpu::measure_rate`](crate::Gpu::measure_rate) found. Plans cut dispatches by it.
+    pub flops_per_second: u64,
+    /// How long one dispatch may take, 200 ms unless said otherwise: systems stop a GPU that gives no sign of life for a second or
+    /// two, and a desktop stands still until a dispatch ends.
+    pub longest_dispatch: Duration,
+}
+
+/// The bound of a dispatch, unless a caller says another.
+const LONGEST_DISPATCH: Duration = Duration::from_millis(200);
+
+/// What a device of a type computes at least, in floating-point operations a second: slow ones of their kind, with room to spare.
+/// (Too low a guess cuts a dispatch that would not need it, which costs microseconds.)
+fn cautious_rate(device_type: wgpu::DeviceType) -> u64 {
+    match device_type {
+        wgpu::DeviceType::DiscreteGpu => 200_000_000_000,
+        wgpu::DeviceType::IntegratedGpu => 50_000_000_000,
+        wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => 20_000_000_000,
+        wgpu::DeviceType::Cpu => 10_000_000_000,
+    }
 }
 
 impl Capabilities {
@@ -154,6 +175,8 @@ impl Capabilities {
                 false => Vec::new(),
             },
             qualified_tiers: Vec::new(),
+            flops_per_second: cautious_rate(info.device_type),
+            longest_dispatch: LONGEST_DISPATCH,
         }
     }
 
@@ -201,6 +224,8 @@ impl Capabilities {
             timestamps: false,
             offered_tiers: Vec::new(),
             qualified_tiers: Vec::new(),
+            flops_per_second: cautious_rate(device_type),
+            longest_dispatch: LONGEST_DISPATCH,
         }
     }
 

@@ -11,12 +11,14 @@ mod transfer;
 #[cfg(not(target_family = "wasm"))]
 pub use adapter::adapters_blocking;
 pub use adapter::{AdapterReport, Capabilities, GpuOptions, LimitProfile, adapters, install_hint};
-pub(crate) use pipeline::{Argument, Bound, Call, Pipeline};
+pub(crate) use pipeline::{Argument, Bound, Call, Origin, Pipeline, fold};
 pub use timing::{Span, Timestamps};
 
 use crate::{Error, Result};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 /// A GPU that this crate can compute on: a `wgpu` device and queue, and the pipelines made for them.
 ///
@@ -26,6 +28,8 @@ pub struct Gpu {
     inner: Arc<Inner>,
     /// What plans are made by; handles of one device may differ in what may be chosen.
     capabilities: Arc<Capabilities>,
+    /// Whether this crate's own kernels run with runtime checks too.
+    runtime_checks: bool,
 }
 
 struct Inner {
@@ -46,10 +50,23 @@ struct Inner {
     /// On OpenGL, held around every use of the device: wgpu panics where a thread waits for the one OpenGL
     /// context longer than 6 s, as it may while another compiles.
     gl_turn: transfer::Turn,
+    /// What tuning found, by the problem.
+    tuning: Mutex<HashMap<String, Winner>>,
     /// Whether the device was opened here, so that nobody else's callbacks hang on it.
     owned: bool,
     allocated: AtomicU64,
     peak_allocated: AtomicU64,
+}
+
+/// What tuning found for a problem: which of the candidates, and how much faster it was.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Winner {
+    pub(crate) kernel: String,
+    pub(crate) constants: Vec<(String, u32)>,
+    pub(crate) splits: u32,
+    /// Of a call of the winner, and of what planning chooses.
+    pub(crate) seconds: f64,
+    pub(crate) planned_seconds: f64,
 }
 
 /// Objects that a [`Gpu`] has made since it was opened, those that are gone by now included.
@@ -187,8 +204,8 @@ impl Gpu {
     #[must_use]
     pub fn with_capabilities(&self, capabilities: Capabilities) -> Self {
         Gpu {
-            inner: self.inner.clone(),
             capabilities: Arc::new(capabilities),
+            ..self.clone()
         }
     }
 
@@ -230,6 +247,7 @@ impl Gpu {
             made: Default::default(),
             unused,
             in_flight: Default::default(),
+            tuning: Default::default(),
             lost,
             allocated: AtomicU64::new(0),
             peak_allocated: AtomicU64::new(0),
@@ -237,6 +255,7 @@ impl Gpu {
         Ok(Gpu {
             inner: Arc::new(inner),
             capabilities: Arc::new(capabilities),
+            runtime_checks: false,
         })
     }
 
@@ -263,6 +282,43 @@ impl Gpu {
     /// What planning needs to know of this device.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
+    }
+
+    /// The same device for dispatches of at most `longest` (by the rate in [`capabilities`](Self::capabilities); one
+    /// workgroup is not cut): what is planned by the handle that comes back keeps to it.
+    #[must_use]
+    pub fn with_longest_dispatch(&self, longest: Duration) -> Self {
+        let mut gpu = self.clone();
+        Arc::make_mut(&mut gpu.capabilities).longest_dispatch = longest;
+        gpu
+    }
+
+    /// The same device with wgpu's runtime checks of indices and loops in this crate's own kernels, or (as a handle is at
+    /// first) without. A caller's kernels and rules are always checked. Results are the same; what checks cost is in
+    /// docs/performance.md, why own kernels need none in ARCHITECTURE.md. It goes for what is compiled with the handle that comes back.
+    #[must_use]
+    pub fn with_runtime_checks(&self, runtime_checks: bool) -> Self {
+        Gpu {
+            runtime_checks,
+            ..self.clone()
+        }
+    }
+
+    /// The same device, planned for by that rate.
+    pub(crate) fn with_rate(&self, flops_per_second: u64) -> Self {
+        let mut gpu = self.clone();
+        Arc::make_mut(&mut gpu.capabilities).flops_per_second = flops_per_second.max(1);
+        gpu
+    }
+
+    /// What tuning found on this device, by the problem.
+    pub(crate) fn tuning(&self) -> MutexGuard<'_, HashMap<String, Winner>> {
+        transfer::lock(&self.inner.tuning)
+    }
+
+    /// Whether this crate's own kernels are compiled with runtime checks through this handle.
+    pub fn runtime_checks(&self) -> bool {
+        self.runtime_checks
     }
 
     /// Bytes of GPU memory that tensors made through this `Gpu` hold now.

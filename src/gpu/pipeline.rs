@@ -1,9 +1,11 @@
 //! Pipelines and parameter buffers, made once and kept; and the one way a kernel is dispatched.
 
+use super::Capabilities;
 use super::transfer::lock;
 use super::{Gpu, Timestamps};
 use crate::kernels::{Access, Binding, Configuration, Kernel};
 use crate::{Error, Result};
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, Weak};
@@ -13,6 +15,8 @@ pub(crate) struct Pipeline {
     bindings: Vec<Binding>,
     pipeline: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
+    /// Where `groups` and `first_group` stand in the parameters.
+    range_at: Option<[usize; 2]>,
 }
 
 /// Pipelines by all that is baked into them. They are kept as long as the [`Gpu`].
@@ -27,6 +31,17 @@ struct PipelineKey {
     bindings: Vec<Binding>,
     params_size: usize,
     needs_cleared_memory: bool,
+    runtime_checks: bool,
+}
+
+/// Whose work a pipeline does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Text of this crate's own shaders alone, in a configuration and for a grid that this crate's planner makes: it
+    /// runs without runtime checks, unless the caller wants them.
+    Own,
+    /// A caller's kernel or rule, or a plan that a caller has changed: it is always checked.
+    Callers,
 }
 
 impl PipelineCache {
@@ -156,9 +171,14 @@ pub(crate) struct Call<'a> {
     /// The parameter struct.
     pub(crate) params: &'a [u8],
     pub(crate) grid: [u32; 3],
+    /// Dispatches into which the workgroups are cut, one after another in the same pass.
+    pub(crate) slices: u32,
     /// Where the pass is timed, under the call's label.
     pub(crate) timestamps: Option<&'a mut Timestamps>,
 }
+
+/// The parameters and the grid of one of the dispatches into which a call is cut.
+type Slice<'a> = (Cow<'a, [u8]>, [u32; 3]);
 
 impl Gpu {
     /// The pipeline of a kernel's configuration: from the cache, or compiled now.
@@ -166,6 +186,7 @@ impl Gpu {
         &self,
         kernel: &'static Kernel,
         configuration: &Configuration,
+        origin: Origin,
     ) -> Result<Arc<Pipeline>> {
         if !self.capabilities().has_subgroups_of(configuration) {
             let size = configuration.subgroup_size().unwrap_or(0);
@@ -196,6 +217,7 @@ impl Gpu {
             bindings: kernel.bound(configuration).copied().collect(),
             params_size: kernel.params.size,
             needs_cleared_memory: kernel.needs_cleared_memory,
+            runtime_checks: self.runtime_checks || origin == Origin::Callers,
         };
         if let Some(pipeline) = lock(&self.inner.pipelines.0).get(&key) {
             return Ok(pipeline.clone());
@@ -235,10 +257,7 @@ impl Gpu {
         kernel: &'static Kernel,
         key: &PipelineKey,
     ) -> Pipeline {
-        let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
-            label: Some(kernel.name),
-            source: wgpu::ShaderSource::Wgsl(key.source.as_str().into()),
-        });
+        let module = shader_module(device, kernel.name, &key.source, key.runtime_checks);
         let entries: Vec<wgpu::BindGroupLayoutEntry> = key
             .bindings
             .iter()
@@ -284,6 +303,11 @@ impl Gpu {
             bindings: key.bindings.clone(),
             pipeline,
             layout,
+            range_at: kernel
+                .params
+                .offset_of("groups")
+                .zip(kernel.params.offset_of("first_group"))
+                .map(|(groups, first)| [groups, first]),
         }
     }
 
@@ -396,7 +420,60 @@ impl Gpu {
         pipeline: &Pipeline,
         call: Call<'_>,
     ) -> Result<()> {
-        let params = self.params_buffer(call.params)?;
+        let dispatches = self
+            .slices(pipeline, &call)?
+            .into_iter()
+            .map(|(params, grid)| Ok((self.bound(pipeline, &call, &params)?, grid)))
+            .collect::<Result<Vec<_>>>()?;
+        let timestamps = call
+            .timestamps
+            .map(|timestamps| timestamps.writes(call.label));
+        let timestamps = timestamps.transpose()?;
+        self.checked(call.label, 0, |_| {
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
+                label: Some(call.label),
+                timestamp_writes: timestamps,
+            });
+            pass.set_pipeline(&pipeline.pipeline);
+            for (bind_group, [x, y, z]) in &dispatches {
+                pass.set_bind_group(0, bind_group, &[]);
+                pass.dispatch_workgroups(*x, *y, *z);
+            }
+        })
+    }
+
+    /// Parameters and grid of each dispatch of a call.
+    fn slices<'a>(&self, pipeline: &Pipeline, call: &Call<'a>) -> Result<Vec<Slice<'a>>> {
+        let whole = vec![(Cow::Borrowed(call.params), call.grid)];
+        let Some(range_at) = pipeline.range_at.filter(|_| call.slices > 1) else {
+            return Ok(whole);
+        };
+        let mut groups = [0; 4];
+        groups.copy_from_slice(&call.params[range_at[0]..][..4]);
+        let groups = u32::from_ne_bytes(groups);
+        let each = groups.div_ceil(call.slices).max(1);
+        let mut dispatches = Vec::new();
+        for first in (0..groups).step_by(each as usize) {
+            let end = groups.min(first.saturating_add(each));
+            let mut params = call.params.to_vec();
+            for (at, value) in range_at.into_iter().zip([end, first]) {
+                params[at..][..4].copy_from_slice(&value.to_ne_bytes());
+            }
+            if let Some(grid) = fold(u64::from(end - first), self.capabilities(), call.label)? {
+                dispatches.push((Cow::Owned(params), grid));
+            }
+        }
+        Ok(dispatches)
+    }
+
+    /// The bind group of a call's operands with these parameters.
+    fn bound(
+        &self,
+        pipeline: &Pipeline,
+        call: &Call<'_>,
+        params: &[u8],
+    ) -> Result<wgpu::BindGroup> {
+        let params = self.params_buffer(params)?;
         let of = |name: &str| {
             let mut named = call.arguments.iter().filter(|(key, _)| *key == name);
             named
@@ -429,20 +506,113 @@ impl Gpu {
             pipeline: std::ptr::from_ref(pipeline) as usize,
             bound: bound.collect(),
         };
-        let bind_group = self.bind_group(pipeline, operands, call.label)?;
-        let timestamps = call
-            .timestamps
-            .map(|timestamps| timestamps.writes(call.label));
-        let timestamps = timestamps.transpose()?;
-        self.checked(call.label, 0, |_| {
-            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
-                label: Some(call.label),
-                timestamp_writes: timestamps,
-            });
-            pass.set_pipeline(&pipeline.pipeline);
-            pass.set_bind_group(0, &bind_group, &[]);
-            let [x, y, z] = call.grid;
-            pass.dispatch_workgroups(x, y, z);
-        })
+        self.bind_group(pipeline, operands, call.label)
+    }
+}
+
+/// A shader module of a kernel's text, with wgpu's runtime checks or without those of indices and of the ends of loops. (Divisors
+/// stay checked: that costs next to nothing.)
+#[allow(unsafe_code)]
+fn shader_module(
+    device: &wgpu::Device,
+    name: &str,
+    source: &str,
+    runtime_checks: bool,
+) -> wgpu::ShaderModule {
+    let descriptor = wgpu::ShaderModuleDescriptor {
+        label: Some(name),
+        source: wgpu::ShaderSource::Wgsl(source.into()),
+    };
+    if runtime_checks {
+        return device.create_shader_module(descriptor);
+    }
+    let mut checks = wgpu::ShaderRuntimeChecks::checked();
+    checks.bounds_checks = false;
+    checks.force_loop_bounding = false;
+    // SAFETY: `Origin::Own` says that the text is this crate's own and that its numbers are those that this crate's planner
+    // and encoders make. Such a kernel touches nothing outside of its operands, and all its loops end; ARCHITECTURE.md, Runtime checks,
+    // says why; tests/dispatch.rs holds results against those of checked shaders, and all tests of kernels and hostile data run without.
+    unsafe { device.create_shader_module_trusted(descriptor, checks) }
+}
+
+/// A grid of at least `groups` workgroups with no axis over the device's limit.
+///
+/// # Errors
+///
+/// [`Error::LimitExceeded`] if there are more than three axes, or 32 bits, can count.
+pub(crate) fn fold(
+    groups: u64,
+    capabilities: &Capabilities,
+    what: &str,
+) -> Result<Option<[u32; 3]>> {
+    if groups == 0 {
+        return Ok(None);
+    }
+    let axis = u64::from(capabilities.max_groups_per_axis.max(1));
+    let most = axis
+        .saturating_mul(axis)
+        .saturating_mul(axis)
+        .min(u64::from(u32::MAX));
+    if groups > most {
+        return Err(Error::LimitExceeded {
+            what: what.into(),
+            limit: "max_compute_workgroups_per_dimension".into(),
+            needed: groups,
+            available: most,
+            unit: "workgroups",
+        });
+    }
+    let x = groups.min(axis);
+    let y = groups.div_ceil(x).min(axis);
+    let z = groups.div_ceil(x * y);
+    // Kernels number their workgroups in u32, the idle ones of a folded grid included.
+    if x * y * z > u64::from(u32::MAX) {
+        return Err(Error::LimitExceeded {
+            what: what.into(),
+            limit: "32-bit workgroup numbers".into(),
+            needed: x * y * z,
+            available: u64::from(u32::MAX),
+            unit: "workgroups",
+        });
+    }
+    Ok(Some([x as u32, y as u32, z as u32]))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folded_grid_holds_every_group_within_every_axis() {
+        let capabilities = Capabilities::webgpu_defaults(wgpu::DeviceType::Cpu);
+        for groups in [
+            1,
+            2,
+            65_534,
+            65_535,
+            65_536,
+            65_537,
+            131_071,
+            4_294_000_000u64,
+        ] {
+            let [x, y, z] = fold(groups, &capabilities, "test").unwrap().unwrap();
+            assert!(
+                u64::from(x) * u64::from(y) * u64::from(z) >= groups,
+                "{groups}"
+            );
+            assert!(
+                [x, y, z].iter().all(|axis| (1..=65_535).contains(axis)),
+                "{groups}"
+            );
+        }
+        assert_eq!(fold(0, &capabilities, "test").unwrap(), None);
+        assert!(matches!(
+            fold(1 << 40, &capabilities, "test"),
+            Err(Error::LimitExceeded {
+                needed: 1_099_511_627_776,
+                ..
+            })
+        ));
     }
 }

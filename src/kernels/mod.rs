@@ -344,6 +344,14 @@ pub struct ParamsLayout {
     pub fields: &'static [Field],
 }
 
+impl ParamsLayout {
+    /// Bytes from its beginning to a field; `None` where it has none of that name.
+    pub fn offset_of(&self, name: &str) -> Option<usize> {
+        let field = self.fields.iter().find(|field| field.name == name);
+        field.map(|field| field.offset)
+    }
+}
+
 /// A kernel: everything about it that its WGSL file does not say itself.
 #[derive(Clone)]
 pub struct Kernel {

@@ -50,6 +50,7 @@ params! {
         out_type: u32,
         q_tiles: u32,
         groups: u32,
+        first_group: u32,
         q_offset: u32,
         q_batch_stride: u32,
         q_token_stride: u32,
@@ -112,6 +113,7 @@ params! {
         has_bias: u32,
         column_tiles: u32,
         groups: u32,
+        first_group: u32,
         x_offset: u32,
         x_batch_stride: u32,
         x_token_stride: u32,
@@ -144,7 +146,6 @@ params! {
         block_table_at: u32,
         block_table_stride: u32,
         cache_rows: u32,
-        padding: u32,
     }
 }
 
@@ -156,6 +157,7 @@ params! {
         q_len: u32,
         value_dim: u32,
         groups: u32,
+        first_group: u32,
         parts_offset: u32,
         parts_part_stride: u32,
         parts_batch_stride: u32,
@@ -185,6 +187,7 @@ params! {
     struct CopyParams {
         pairs: u32,
         groups: u32,
+        first_group: u32,
         size_1: u32,
         size_2: u32,
         size_3: u32,
@@ -221,6 +224,7 @@ params! {
         angles_offset: u32,
         pairs: u32,
         groups: u32,
+        first_group: u32,
         q_type: u32,
         kv_type: u32,
         q_out_type: u32,

@@ -221,7 +221,7 @@ impl MultiHeadAttention {
         let mut steps = plan.steps();
         steps.retain(|(step, _)| *step != Step::Weights || arguments.weights.is_some());
         if let Some(timestamps) = timestamps {
-            timestamps.expect_room(steps.iter().map(|(_, step)| step.dispatches()).sum())?;
+            timestamps.expect_room(steps.iter().map(|(_, step)| step.passes()).sum())?;
         }
         Ok(steps.into_iter().map(|(step, _)| step).collect())
     }

@@ -508,6 +508,18 @@ impl MultiHeadAttention {
 }
 
 impl LayerPlan {
+    /// The projections that a call makes.
+    pub(crate) fn linear_problems(&self) -> Vec<LinearProblem> {
+        let projections = self.projections.iter().map(|(_, linear, _)| linear);
+        let all = projections.chain(&self.output_projection);
+        all.map(|linear| *linear.problem()).collect()
+    }
+
+    /// The attention that a call makes.
+    pub(crate) fn attention_problem(&self) -> &AttentionProblem {
+        self.attention.problem()
+    }
+
     /// The dispatches in order, each with its plan; [`Step::Weights`] is left out of calls that do not ask for it.
     pub fn steps(&self) -> Vec<(Step, &Plan)> {
         let projections = self.projections.iter();

@@ -291,6 +291,9 @@ impl Linear {
     #[doc(hidden)]
     pub fn into_cache(gpu: &Gpu, problem: LinearProblem, columns: CacheColumns) -> Result<Self> {
         let plan = problem.plan_into_cache(gpu.capabilities(), &columns)?;
+        let plan = problem.chosen_on(gpu, plan, |capabilities| {
+            problem.candidates_storing(capabilities, &STORE_CACHE)
+        });
         Self::into_cache_from_plan(gpu, problem, columns, plan)
     }
 
@@ -309,7 +312,7 @@ impl Linear {
         columns.check(&problem)?;
         Ok(Linear {
             cache: Some(columns),
-            ..Self::from_plan(gpu, problem, plan)?
+            ..Self::storing(gpu, problem, plan, &STORE_CACHE)?
         })
     }
 

@@ -18,6 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use crate::error::{Error, Result};
+use crate::replace_file::{io_error, replace_file};
 
 mod kind;
 pub use kind::ElementKind;
@@ -321,37 +322,7 @@ fn element_count(shape: &[usize]) -> Option<usize> {
 pub fn write_tensors(path: impl AsRef<Path>, tensors: &[(&str, &[usize], &[f32])]) -> Result<()> {
     let path = path.as_ref();
     let header = header_of(path, tensors)?;
-    // What is there is replaced by its own name, not a link to it, and only if it is a file.
-    let existing = fs::metadata(path).ok();
-    let resolved = match &existing {
-        Some(_) => fs::canonicalize(path).map_err(|error| io_error(path, error))?,
-        None => path.to_path_buf(),
-    };
-    if existing
-        .as_ref()
-        .is_some_and(|existing| !existing.is_file())
-    {
-        let error = io::Error::new(io::ErrorKind::InvalidInput, "it is there and not a file");
-        return Err(io_error(path, error));
-    }
-    let path = resolved.as_path();
-    let Some(name) = path.file_name() else {
-        let error = io::Error::new(io::ErrorKind::InvalidInput, "not the name of a file");
-        return Err(io_error(path, error));
-    };
-    let (mut file, temporary) = create_beside(path, &name.to_string_lossy())?;
-    let written = write_all(&mut file, &header, tensors)
-        .and_then(|()| match &existing {
-            Some(existing) => file.set_permissions(existing.permissions()),
-            None => Ok(()),
-        })
-        .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&temporary, path));
-    written.map_err(|error| {
-        // Whatever is left of it is of no use; that it cannot be removed either adds nothing to the error.
-        let _ = fs::remove_file(&temporary);
-        io_error(path, error)
-    })
+    replace_file(path, |file| write_all(file, &header, tensors))
 }
 
 /// The length field and header of these tensors, which lie in the order given.
@@ -394,23 +365,6 @@ fn header_of(path: &Path, tensors: &[(&str, &[usize], &[f32])]) -> Result<Vec<u8
     Ok(header)
 }
 
-/// A new file in the folder of `path`, under a name that nobody has and that does not end as a tensor file's.
-fn create_beside(path: &Path, name: &str) -> Result<(File, PathBuf)> {
-    for attempt in 0..1000 {
-        let temporary = path.with_file_name(format!(".{name}.{attempt}.tmp"));
-        match File::create_new(&temporary) {
-            Ok(file) => return Ok((file, temporary)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(io_error(path, error)),
-        }
-    }
-    let error = io::Error::new(
-        io::ErrorKind::AlreadyExists,
-        format!("the folder holds 1000 leftovers named .{name}.*.tmp; remove them"),
-    );
-    Err(io_error(path, error))
-}
-
 fn write_all(
     file: &mut File,
     header: &[u8],
@@ -424,14 +378,6 @@ fn write_all(
         }
     }
     writer.flush()
-}
-
-/// A file that could not be read or written.
-pub(crate) fn io_error(path: &Path, source: io::Error) -> Error {
-    Error::Io {
-        path: path.display().to_string(),
-        source,
-    }
 }
 
 /// A file that was read but does not hold what it should.

@@ -168,7 +168,16 @@ impl Subject {
             let block = block as usize;
             let groups = problem.q_len.div_ceil(block) * problem.heads * problem.batch;
             plan.configuration = configuration.clone();
+            plan.splits = 1;
             (plan.groups, plan.grid) = grid_of(groups)?;
+        }
+        if let Some(splits) = self.splits
+            && self.kernel.operation == Operation::Attention
+            && !problem.packed
+        {
+            let groups = plan.groups / plan.splits * splits;
+            plan.splits = splits;
+            (plan.groups, plan.grid) = grid_of(groups as usize)?;
         }
         self.fold_grid(&mut plan);
         self.link_rules(&mut plan);

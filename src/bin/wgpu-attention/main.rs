@@ -5,6 +5,7 @@
 
 mod info;
 mod run;
+mod tune;
 mod verify;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -36,6 +37,8 @@ enum Command {
     Run(run::Options),
     /// List the adapters: backend, driver, type, limits, features, and the kernels each can run
     Info(info::Options),
+    /// Measure the plans that could compute a shape on this adapter, and keep the fastest in a file
+    Tune(tune::Options),
     /// Run golden case files and compare with their stored results
     Verify(verify::Options),
 }
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
         None => run::run(&run::Options::default()),
         Some(Command::Run(options)) => run::run(&options),
         Some(Command::Info(options)) => info::run(&options),
+        Some(Command::Tune(options)) => tune::run(&options),
         Some(Command::Verify(options)) => verify::run(&options),
     };
     match result {

@@ -56,6 +56,12 @@ pub(crate) struct Options {
     /// Do not compute the f64 reference to compare with (it takes a minute and more for thousands of tokens)
     #[arg(long, requires = "weights")]
     no_check: bool,
+    /// Take what `tune` kept in this file
+    #[arg(long, value_name = "TUNING.json")]
+    tuning: Option<PathBuf>,
+    /// Keep wgpu's runtime checks of indices and loops in the kernels too
+    #[arg(long)]
+    runtime_checks: bool,
     /// Timed runs after the warm-up; the median is printed
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     samples: u32,
@@ -74,6 +80,8 @@ impl Default for Options {
             backend: None,
             form: FormOption::Auto,
             no_check: false,
+            tuning: None,
+            runtime_checks: false,
             samples: 20,
         }
     }
@@ -354,7 +362,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     let config = job.config(options);
     let head_dim = config.head_dim()?;
     let gpu = match open(&options.adapter, options.backend) {
-        Ok(gpu) => Some(gpu),
+        Ok(gpu) => Some(gpu.with_runtime_checks(options.runtime_checks)),
         Err(Error::NoAdapter { .. }) => None,
         Err(error) => return Err(error),
     };
@@ -387,6 +395,13 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         format!("{} {}", info.driver, info.driver_info).trim()
     ));
 
+    if let Some(file) = &options.tuning {
+        let known = gpu.load_tuning(file)?;
+        say(format_args!(
+            "tuning      {}, {known} problems of this adapter",
+            file.display()
+        ));
+    }
     let layer = MultiHeadAttention::new(&gpu, config, &job.layer.weights())?;
     let started = Instant::now();
     let shape = LayerShape::new(job.batch, job.tokens).mask(job.key_mask.is_some());

@@ -325,6 +325,15 @@ fn from_table(arguments: &Arguments, gpu: &str) -> Result<Vec<Chosen>, String> {
             if arguments.check && !for_gpus(kernel, configuration) {
                 continue; // it may spill here
             }
+            // Unasked, neither kernels for CPU adapters nor what reads operands that begin anywhere.
+            let anywhere = configuration
+                .rules
+                .iter()
+                .any(|rule| rule.name.ends_with("_any"));
+            let unasked = arguments.kernel.is_empty() && !arguments.check && !arguments.all;
+            if unasked && (anywhere || !for_gpus(kernel, configuration)) {
+                continue;
+            }
             if shown && ruled && wanted.iter().all(has) {
                 chosen.push(choose(gpu, kernel, configuration)?);
             }
