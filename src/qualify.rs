@@ -341,8 +341,10 @@ impl Trial {
                 }
             }
             if !self.masked {
-                // Of the first item and the first head, and seen by those who come later.
-                v[20 * kv_heads * value_dim + 7] = f16::INFINITY;
+                // Of the first item and the first head, among its first and its last channels, and seen by those who come later.
+                let row = 20 * kv_heads * value_dim;
+                v[row + 7] = f16::INFINITY;
+                v[row + value_dim - 3] = f16::INFINITY;
             }
         }
 

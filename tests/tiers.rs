@@ -525,6 +525,9 @@ fn matrices_qualify_where_they_are_right_and_stay_off_where_they_are_wrong() {
         let from = kernel.source[..own_line].rfind('\n').unwrap() + 1;
         let from = &kernel.source[from..at + BARRIER.len()];
         assert_eq!(kernel.source.matches(from).count(), 1, "{from}");
+        if from.contains("The invocations of a row") {
+            continue; // Four neighbours: here they are of one subgroup, and need none.
+        }
         let (_, found) = qualify(&[(from, "")]);
         let one = of_matrices(&found);
         eprintln!("without barrier {number}: {one}");
