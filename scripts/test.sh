@@ -28,6 +28,7 @@ GPU_TESTS=(
     tiers
     cache
     linear_cache
+    dispatch
     layer
     devices
     buffers
@@ -37,8 +38,10 @@ GPU_TESTS=(
 )
 # Whether the checks can fail does not depend on the adapter: asked on the one that compiles fastest, hundreds of broken
 # kernels over. What only an adapter of narrower vectors shows, missing barriers, is asked of SwiftShader too.
+# What the tuner keeps does not depend on it either.
 ONE_ADAPTER_TESTS=(
     mutants
+    tune
 )
 
 STAGES=(static free lavapipe swiftshader gl isa)
@@ -253,6 +256,7 @@ stage_static() {
     check clippy-all cargo clippy --workspace --all-targets --all-features -- -D warnings || true
     check clippy-none cargo clippy --all-targets --no-default-features -- -D warnings || true
     check clippy-safetensors cargo clippy --all-targets --no-default-features --features safetensors -- -D warnings || true
+    check clippy-tuning-file cargo clippy --lib --no-default-features --features tuning-file -- -D warnings || true
     check rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features --lib || true
     check_oldest_toolchain
     check_package
@@ -342,10 +346,11 @@ stage_lavapipe() {
     vulkan_tests lavapipe llvmpipe "$(lavapipe_icd || true)" "${ONE_ADAPTER_TESTS[@]}"
 }
 
-# The checks of all attention are run on the kernels for few queries by the fastest adapter; the others run tests/decode.rs.
+# The checks of all attention are run on the kernels for few queries by the fastest adapter; the others run tests/decode.rs. It also
+# compiles every configuration with every set of rules, the others those of the smallest sizes.
 stage_swiftshader() {
     local icd
-    local -x WGPU_ATTENTION_DECODE_KERNELS=decode WGPU_ATTENTION_CASES=100
+    local -x WGPU_ATTENTION_DECODE_KERNELS=decode WGPU_ATTENTION_CONFIGURATIONS=few WGPU_ATTENTION_CASES=100
     icd=$(swiftshader_icd || true)
     vulkan_tests swiftshader SwiftShader "$icd"
     local -x VK_DRIVER_FILES=$icd VK_ICD_FILENAMES=$icd WGPU_BACKEND=vulkan WGPU_ADAPTER_NAME=SwiftShader
@@ -355,7 +360,7 @@ stage_swiftshader() {
 
 stage_gl() {
     local -x VK_DRIVER_FILES=/none VK_ICD_FILENAMES=/none WGPU_BACKEND=gl WGPU_ADAPTER_NAME=llvmpipe
-    local -x WGPU_ATTENTION_DECODE_KERNELS=decode WGPU_ATTENTION_CASES=200
+    local -x WGPU_ATTENTION_DECODE_KERNELS=decode WGPU_ATTENTION_CONFIGURATIONS=few WGPU_ATTENTION_CASES=200
     gpu_tests gl
 }
 
