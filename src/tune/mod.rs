@@ -398,7 +398,7 @@ impl<'a> Clock<'a> {
             if wanted <= f64::from(self.calls) || self.calls >= MOST_CALLS {
                 return Ok(seconds);
             }
-            self.calls = (wanted.ceil() as u32).clamp(self.calls * 2, MOST_CALLS);
+            self.calls = (wanted.ceil() as u32).max(self.calls * 2).min(MOST_CALLS);
         }
     }
 
