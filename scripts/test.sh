@@ -25,6 +25,7 @@ GPU_TESTS=(
     rules
     random
     decode
+    tiers
     cache
     linear_cache
     dispatch

@@ -14,7 +14,7 @@
 // Host: VALUE_DIM (Dv rounded up to a compiled size, a multiple of 4 * ACROSS; channels past params.value_dim are computed and
 // not stored), KV_TYPE (of k and v: 0 f32, 1 f16, 2 bf16), ACROSS and DOWN (8 or more), KEYS (a multiple of 4), VALUE_KEYS (keys whose values fit `staged` at once; a multiple of 4 that divides SLICE, as many fours for each
 // invocation), and how four
-// channels of k and v are read (shared/fours_*). D is free: the walk over its chunks is a loop.
+// channels of k and v are read (shared/fours_*), and what tiles and values are kept as (shared/tiles_*). D is free: the walk over its chunks is a loop.
 //
 // No stand-in for -infinity: a row carries a rank, and 0 where it has seen no key. No workgroup memory is read before
 // it was written, so the driver need not clear it.
@@ -25,8 +25,6 @@
 // accesses a block would go: not tried. Reading the next chunk (or the next values) ahead was tried: it takes 16 registers and spills
 // at 128 channels.
 
-@group(0) @binding(0)
-var<storage, read> q: array<u32>;
 @group(0) @binding(3)
 var<storage, read_write> out: array<u32>;
 @group(0) @binding(4)
@@ -59,7 +57,7 @@ const MOVES: u32 = ROUNDED_UP / THREADS;
 const VALUE_MOVES: u32 = VALUE_KEYS * V_FOURS / THREADS;
 
 // Tiles of q and k, channel by channel, four queries or keys each (see `place`); afterwards the values of VALUE_KEYS keys.
-var<workgroup> staged: array<vec4<f32>, max(K_START + CHUNK * K_FOURS, VALUE_KEYS * V_FOURS)>;
+var<workgroup> staged: array<Four, max(K_START + CHUNK * K_FOURS, VALUE_KEYS * V_FOURS)>;
 // What invocations tell each other of their four queries, as bits: the weights of a slice of keys, key by key (see `place`), negative
 // where the query may not see the key; before them the ranks of the peaks, and at the end the totals.
 var<workgroup> exchange: array<vec4<u32>, SLICE * Q_FOURS>;
@@ -82,55 +80,17 @@ fn score_of(rank: u32) -> f32 {
     return bitcast<f32>(select(~rank, rank & 0x7fffffffu, (rank >> 31u) != 0u));
 }
 
-// Four channels of q (channels past the head are anything).
-fn q_four_words(start: u32, channel: u32) -> vec4<f32> {
-    let last = params.head_dim - 1u;
-    return bitcast<vec4<f32>>(vec4<u32>(
-        q[start + min(channel, last)],
-        q[start + min(channel + 1u, last)],
-        q[start + min(channel + 2u, last)],
-        q[start + min(channel + 3u, last)],
-    ));
-}
-
-fn q_half(start: u32, channel: u32) -> f32 {
-    let at = start + min(channel, params.head_dim - 1u);
-    return value_of(q[at >> 1u], at, params.q_type);
-}
-
-fn q_four_halves(start: u32, channel: u32) -> vec4<f32> {
-    return vec4<f32>(
-        q_half(start, channel),
-        q_half(start, channel + 1u),
-        q_half(start, channel + 2u),
-        q_half(start, channel + 3u),
-    );
-}
-
 // Four channels of four queries (or keys), which begin there; channels past the head are anything.
-fn block_at(of_q: bool, start: vec4<u32>, channel: u32) -> array<vec4<f32>, 4> {
+fn block_at(of_q: bool, start: vec4<u32>, channel: u32) -> array<Four, 4> {
     if (!of_q) {
-        return array<vec4<f32>, 4>(
+        return array<Four, 4>(
             k_four_unmasked(start.x, channel),
             k_four_unmasked(start.y, channel),
             k_four_unmasked(start.z, channel),
             k_four_unmasked(start.w, channel),
         );
     }
-    if (params.q_type == F32) {
-        return array<vec4<f32>, 4>(
-            q_four_words(start.x, channel),
-            q_four_words(start.y, channel),
-            q_four_words(start.z, channel),
-            q_four_words(start.w, channel),
-        );
-    }
-    return array<vec4<f32>, 4>(
-        q_four_halves(start.x, channel),
-        q_four_halves(start.y, channel),
-        q_four_halves(start.z, channel),
-        q_four_halves(start.w, channel),
-    );
+    return q_block(start, channel);
 }
 
 @compute @workgroup_size(ACROSS, DOWN)
@@ -217,7 +177,7 @@ fn attention_tiled(
         var score = array<vec4<f32>, ROWS * KEY_FOURS>();
         for (var chunk = 0u; chunk < params.head_dim; chunk += CHUNK) {
             // All of them are read before any is waited for.
-            var next = array<array<vec4<f32>, 4>, MOVES>();
+            var next = array<array<Four, 4>, MOVES>();
             // @unroll
             for (var m = 0u; m < MOVES; m++) {
                 next[m] = block_at(m * THREADS + thread < Q_BLOCKS, start[m], chunk + channel);
@@ -229,7 +189,7 @@ fn attention_tiled(
                 for (var m = 0u; m < MOVES; m++) {
                     // @unroll
                     for (var i = 0u; i < 4u; i++) {
-                        next[m][i] = select(vec4<f32>(), next[m][i], there);
+                        next[m][i] = select(Four(), next[m][i], there);
                     }
                 }
             }
@@ -242,11 +202,10 @@ fn attention_tiled(
                 let four = select(block - Q_BLOCKS, block, of_q) / CHUNK_FOURS;
                 let stride = select(K_FOURS, Q_FOURS, of_q);
                 let to = select(K_START, 0u, of_q) + channel * stride + place(four, channel / 2u);
-                let factor = select(1.0, params.scale, of_q);
                 if (block < BLOCKS) {
                     // @unroll
                     for (var i = 0u; i < 4u; i++) {
-                        staged[to + i * stride] = vec4<f32>(next[m][0u][i], next[m][1u][i], next[m][2u][i], next[m][3u][i]) * factor;
+                        staged[to + i * stride] = staged_as(of_q, Four(next[m][0u][i], next[m][1u][i], next[m][2u][i], next[m][3u][i]));
                     }
                 }
             }
@@ -257,10 +216,10 @@ fn attention_tiled(
                 let k_from = K_START + channel * K_FOURS + place(local.x, channel / 2u);
                 // @unroll
                 for (var i = 0u; i < 4u; i++) {
-                    let q_i = staged[q_from + i * Q_FOURS];
+                    let q_i = vec4<f32>(staged[q_from + i * Q_FOURS]);
                     // @unroll
                     for (var c = 0u; c < KEY_FOURS; c++) {
-                        let k_i = staged[k_from + i * K_FOURS + c * ACROSS];
+                        let k_i = vec4<f32>(staged[k_from + i * K_FOURS + c * ACROSS]);
                         // @unroll
                         for (var r = 0u; r < ROWS; r++) {
                             score[r * KEY_FOURS + c] = fma(vec4<f32>(q_i[r]), k_i, score[r * KEY_FOURS + c]);
@@ -270,6 +229,12 @@ fn attention_tiled(
             }
         }
 
+        if (SCALES_PRODUCTS) {
+            // @unroll
+            for (var s = 0u; s < ROWS * KEY_FOURS; s++) {
+                score[s] = score[s] * params.scale;
+            }
+        }
         // Uniform: whether some query of the workgroup may not see some key of the block.
         let hides_some = HIDES_SINGLE_KEYS || first_key < full_from || first_key + BLOCK_K > full_to;
         // A bit a key of each query. (Four words, since SwiftShader does not come to an end with one of all 32 bits.)
@@ -354,7 +319,7 @@ fn attention_tiled(
         // @unroll
         for (var s = 0u; s < KEY_FOURS; s++) {
             for (var first = 0u; first < SLICE; first += VALUE_KEYS) {
-                var values = array<vec4<f32>, VALUE_MOVES>();
+                var values = array<Four, VALUE_MOVES>();
                 // @unroll
                 for (var m = 0u; m < VALUE_MOVES; m++) {
                     // Past the end another key stands in, which no query sees there.
@@ -406,7 +371,7 @@ fn attention_tiled(
                                     for (var c = 0u; c < COLUMN_FOURS; c++) {
                                         sum[r * COLUMN_FOURS + c] = fma(
                                             vec4<f32>(four[r]),
-                                            staged[v_from + i * V_FOURS + c * ACROSS],
+                                            vec4<f32>(staged[v_from + i * V_FOURS + c * ACROSS]),
                                             sum[r * COLUMN_FOURS + c],
                                         );
                                     }
@@ -419,7 +384,7 @@ fn attention_tiled(
                             let four = bitcast<vec4<f32>>(weights[i]);
                             // @unroll
                             for (var c = 0u; c < COLUMN_FOURS; c++) {
-                                let value = staged[v_from + i * V_FOURS + c * ACROSS];
+                                let value = vec4<f32>(staged[v_from + i * V_FOURS + c * ACROSS]);
                                 // @unroll
                                 for (var r = 0u; r < ROWS; r++) {
                                     sum[r * COLUMN_FOURS + c] = fma(vec4<f32>(four[r]), value, sum[r * COLUMN_FOURS + c]);

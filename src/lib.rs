@@ -73,6 +73,7 @@ mod linear;
 mod merge;
 mod operands;
 mod plan;
+mod qualify;
 pub mod reference;
 #[cfg(any(
     not(target_family = "wasm"),
@@ -100,7 +101,7 @@ pub use gpu::{
     AdapterReport, Capabilities, Gpu, GpuOptions, LimitProfile, ObjectsMade, Span, Timestamps,
     adapters, install_hint,
 };
-pub use kernels::Form;
+pub use kernels::{Form, Tier};
 pub use layer::{
     HeadProjections, LayerArguments, LayerConfig, LayerPlan, LayerShape, LayerWeights,
     MatrixLayout, MultiHeadAttention, Projection, ProjectionTensors, QkvTensors, QkvWeights, Step,
@@ -110,6 +111,7 @@ pub use linear::{CacheArguments, CacheColumns};
 pub use linear::{Linear, LinearArguments, LinearProblem};
 pub use merge::{Merge, MergeArguments, MergeProblem};
 pub use plan::Plan;
+pub use qualify::{Qualification, Verdict};
 pub use rotary::{Rotary, RotaryArguments, RotaryConfig, RotaryPairing};
 pub use tensor::{Tensor, TensorView};
 pub use tune::{Measured, TuneOptions, Tuned};

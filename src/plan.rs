@@ -5,7 +5,7 @@
 //! ([`Linear`](crate::Linear), [`Attention`](crate::Attention)).
 
 use crate::gpu::{Capabilities, Origin};
-use crate::kernels::{Configuration, Form, Fragment, KERNELS, Kernel, Operation};
+use crate::kernels::{Configuration, Form, Fragment, KERNELS, Kernel, Operation, Tier};
 use crate::{Error, Result};
 use std::fmt;
 
@@ -101,7 +101,7 @@ pub(crate) fn lanes_of(
     (*lanes, fragment)
 }
 
-/// The kernel for an operation: the form that suits the adapter, or the one asked for.
+/// The kernel for an operation in plain arithmetic: the form that suits the adapter, or the one asked for.
 ///
 /// # Errors
 ///
@@ -118,7 +118,7 @@ pub(crate) fn choose_kernel(
     let mut usable = Vec::new();
     for kernel in KERNELS
         .iter()
-        .filter(|kernel| kernel.operation == operation)
+        .filter(|kernel| kernel.operation == operation && kernel.least_tier() == Tier::Plain)
     {
         match capabilities.can_run(kernel) {
             Ok(()) => usable.push(*kernel),

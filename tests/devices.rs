@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use support::{Random, gpu, open, run};
 use wgpu_attention::compare::{Tolerance, compare};
 use wgpu_attention::kernels::{
-    FOURS_ANY, Form, KERNELS, LINEAR_FOURS_ANY, MASK, Operation, SCORE_RULES, X_ANY,
+    FOURS_ANY, FOURS_F16_ANY, Form, KERNELS, LINEAR_FOURS_ANY, MASK, Operation, SCORE_RULES, X_ANY,
 };
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::*;
@@ -251,9 +251,18 @@ fn every_kernel_builds_under_webgpu_default_limits() {
     let Some(gpu) = open(&options) else { return };
     let mut built = 0;
     for kernel in KERNELS {
+        if !gpu.capabilities().offers(kernel.least_tier()) {
+            assert!(
+                gpu.capabilities().can_run(kernel).is_err(),
+                "{}",
+                kernel.name
+            );
+            continue;
+        }
         gpu.capabilities().can_run(kernel).unwrap();
         for configuration in (kernel.configurations)() {
-            if !gpu.capabilities().has_subgroups_of(&configuration) {
+            let offered = gpu.capabilities().offers(kernel.tier(&configuration));
+            if !offered || !gpu.capabilities().has_subgroups_of(&configuration) {
                 continue;
             }
             // What is declared does not depend on rules and types, and a large head compiles for seconds: those come
@@ -267,7 +276,7 @@ fn every_kernel_builds_under_webgpu_default_limits() {
             let rows =
                 kernel.operation == Operation::Decode && size > 16 && configuration.get("ROWS") > 1;
             // Other ways to read the same operands.
-            let again = [&FOURS_ANY, &X_ANY, &LINEAR_FOURS_ANY]
+            let again = [&FOURS_ANY, &FOURS_F16_ANY, &X_ANY, &LINEAR_FOURS_ANY]
                 .iter()
                 .any(|fragment| configuration.rules.contains(fragment));
             let least = match kernel.name {

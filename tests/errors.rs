@@ -371,7 +371,7 @@ fn plans_say_what_is_wrong_with_a_problem() {
     says(
         AttentionProblem::new(1, 1, 1, 1).plan(&few).map(drop),
         "limit",
-        "kernel attention_tiled [VALUE_DIM=32 KV_TYPE=0 ACROSS=8 DOWN=8 KEYS=8 VALUE_KEYS=32 rules/attend_all rules/plain_scores rules/in_order rules/no_rule shared/fours_f32] needs 6 storage buffers, but max_storage_buffers_per_shader_stage allows 4; \
+        "kernel attention_tiled [VALUE_DIM=32 KV_TYPE=0 ACROSS=8 DOWN=8 KEYS=8 VALUE_KEYS=32 rules/attend_all rules/plain_scores rules/in_order rules/no_rule shared/fours_f32 shared/tiles_f32] needs 6 storage buffers, but max_storage_buffers_per_shader_stage allows 4; \
          make the problem smaller, or open the device with a higher limit if the adapter has one",
     );
     let small = Capabilities {
@@ -974,8 +974,23 @@ fn nonsense_is_planned_or_refused() {
             kv_type: nonsense.pick(&TYPES),
             out_type: nonsense.pick(&TYPES),
             form: nonsense.form(),
+            tier: nonsense.pick(&[
+                None,
+                None,
+                None,
+                None,
+                Some(Tier::Plain),
+                Some(Tier::Half),
+                Some(Tier::Matrices),
+            ]),
         };
         let capabilities = Capabilities {
+            offered_tiers: Tier::FASTER.to_vec(),
+            qualified_tiers: match nonsense.pick(&[0, 1, 2]) {
+                0 => Vec::new(),
+                1 => vec![Tier::Half],
+                _ => Tier::FASTER.to_vec(),
+            },
             max_groups_per_axis: nonsense.pick(&[65_535, 65_535, 1, 0, u32::MAX]),
             max_workgroup_bytes: nonsense.pick(&[16384, 16384, 0]),
             ..capabilities()

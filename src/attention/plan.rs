@@ -3,12 +3,13 @@
 use super::{AttentionProblem, rules};
 use crate::gpu::{Capabilities, Origin, fold};
 use crate::kernels::{
-    ATTEND_ALL, ATTENTION_LANES, BIAS, Configuration, DECODE_ROWS, FOURS_ANY, FOURS_F32,
-    FOURS_HALF, Form, Fragment, IN_ORDER, KERNELS, Kernel, MASK, NO_BIAS, NO_RULE, Operation,
-    PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES, compiled,
+    ATTEND_ALL, ATTENTION_LANES, ATTENTION_MATRICES, BIAS, Configuration, DECODE_ROWS, FOURS_ANY,
+    FOURS_F16, FOURS_F16_ANY, FOURS_F32, FOURS_HALF, Form, Fragment, IN_ORDER, KERNELS, Kernel,
+    MASK, MATRICES, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES,
+    TILES_F32, TILES_HALF, Tier, compiled, matrix_chunks,
 };
 use crate::merge::MergeProblem;
-use crate::plan::{Plan, choose_kernel, is_own, lanes_of, slices};
+use crate::plan::{Plan, choose_kernel, is_own, lanes_of, slices, suited};
 use crate::{ElementType, Error, Result};
 
 impl AttentionProblem {
@@ -17,12 +18,16 @@ impl AttentionProblem {
     /// # Errors
     ///
     /// [`Error::Parameter`] for sizes of 0, heads that are no multiple of the KV heads, numbers that are not finite,
-    /// an alignment that must be said; [`Error::LimitExceeded`] for values of more than 256 channels (in the lanes form, if that
+    /// an alignment that must be said; [`Error::Unsupported`] for a tier of arithmetic that is asked for and that the device lacks, has not
+    /// qualified, or that is not for this problem; [`Error::LimitExceeded`] for values of more than 256 channels (in the lanes form, if that
     /// is asked for, heads of more than 256, 64 where the device's subgroups are not known to be of 4 or 8, of few queries 128), and for what does not fit the device or 32-bit counting.
     pub fn plan(&self, capabilities: &Capabilities) -> Result<Plan> {
         self.check()?;
         self.check_rule(capabilities)?;
-        let few = (1..=MOST_DECODED).contains(&self.q_len);
+        let tier = self.choose_tier(capabilities)?;
+        // The kernels for few queries are of plain arithmetic.
+        let few =
+            (1..=MOST_DECODED).contains(&self.q_len) && self.tier.is_none_or(|t| t == Tier::Plain);
         let mut no_decode = None;
         if self.decode.unwrap_or(few) {
             match self.plan_decode(capabilities) {
@@ -31,13 +36,26 @@ impl AttentionProblem {
                 Err(error) => no_decode = Some(error),
             }
         }
-        let (mut kernel, mut reason) =
-            choose_kernel(Operation::Attention, capabilities, self.form)?;
-        let mut fitting = self.configurations(kernel, capabilities);
+        let form = match tier {
+            Tier::Plain => self.form,
+            _ => Some(Form::Tiled),
+        };
+        let (mut kernel, mut reason) = choose_kernel(Operation::Attention, capabilities, form)?;
+        if tier == Tier::Matrices {
+            capabilities.can_run(&ATTENTION_MATRICES)?;
+            kernel = &ATTENTION_MATRICES;
+        }
+        if tier != Tier::Plain {
+            reason = match self.tier {
+                None => format!("{tier}, which this device has qualified"),
+                Some(_) => format!("{tier} as asked"),
+            };
+        }
+        let mut fitting = self.configurations(kernel, capabilities, tier);
         if fitting.is_empty() {
             let tiled = choose_kernel(Operation::Attention, capabilities, Some(Form::Tiled))?.0;
             let refusal = self.refusal(kernel, capabilities);
-            if self.form.is_some() || tiled.name == kernel.name {
+            if form.is_some() || tiled.name == kernel.name {
                 return Err(refusal);
             }
             reason = match refusal {
@@ -53,7 +71,7 @@ impl AttentionProblem {
                 other => format!("tiles ({other})"),
             };
             kernel = tiled;
-            fitting = self.configurations(kernel, capabilities);
+            fitting = self.configurations(kernel, capabilities, tier);
         }
         // Large blocks where at least two of them are full, and where a GPU still has enough of them.
         let workgroups = |c: &Configuration| {
@@ -85,10 +103,78 @@ impl AttentionProblem {
         Ok(plan)
     }
 
+    /// The arithmetic to compute it with: what is asked for, or the fastest that the device has qualified and that suits.
+    fn choose_tier(&self, capabilities: &Capabilities) -> Result<Tier> {
+        let Some(tier) = self.tier else {
+            return Ok(self.tiers(capabilities).next().unwrap_or(Tier::Plain));
+        };
+        if tier == Tier::Plain {
+            return Ok(tier);
+        }
+        let refused = |reason: String| {
+            Err(Error::Unsupported {
+                what: tier.to_string(),
+                reason,
+            })
+        };
+        if !capabilities.offers(tier) {
+            return refused(format!(
+                "the device lacks what it takes, or was opened without it ({}); use plain arithmetic, which every device has",
+                tier.feature_names()
+            ));
+        }
+        if !capabilities.has_qualified(tier) {
+            return refused(
+                "it has not been found right on this device: Gpu::qualify gives a handle that may use what it found right".into(),
+            );
+        }
+        if self.form == Some(Form::Lanes) || self.decode == Some(true) {
+            return refused(
+                "only kernels of the tiled form for many queries have it; leave form and decode to the planner".into(),
+            );
+        }
+        match self.tier_suits(tier) {
+            Ok(()) => Ok(tier),
+            Err(reason) => refused(reason),
+        }
+    }
+
+    /// The tiers that it can be computed with on a device, the fastest first: the one that is asked for, or all that the device has qualified
+    /// and that suit.
+    fn tiers(&self, capabilities: &Capabilities) -> impl Iterator<Item = Tier> {
+        let tiled = self.form.unwrap_or(suited(capabilities)) == Form::Tiled;
+        let usable = move |tier: &Tier| {
+            let faster =
+                tiled && capabilities.has_qualified(*tier) && self.tier_suits(*tier).is_ok();
+            self.tier
+                .map_or(*tier == Tier::Plain || faster, |asked| asked == *tier)
+        };
+        [Tier::Matrices, Tier::Half, Tier::Plain]
+            .into_iter()
+            .filter(usable)
+    }
+
+    /// Whether a tier is for such a problem; if not, why.
+    fn tier_suits(&self, tier: Tier) -> std::result::Result<(), String> {
+        if tier != Tier::Plain && [self.q_type, self.kv_type] != [ElementType::F16; 2] {
+            let (q, kv) = (self.q_type, self.kv_type);
+            return Err(format!(
+                "it is for q, k and v of f16, and q is {q}, k and v are {kv}"
+            ));
+        }
+        let (head_dim, value_dim) = (self.head_dim, self.value_dim);
+        if tier == Tier::Matrices && head_dim.max(value_dim) > MOST_BY_MATRICES {
+            return Err(format!(
+                "it goes up to {MOST_BY_MATRICES} channels, and heads have {head_dim}, their values {value_dim}"
+            ));
+        }
+        Ok(())
+    }
+
     /// The plan of the kernels for few queries.
     fn plan_decode(&self, capabilities: &Capabilities) -> Result<Plan> {
         let (mut kernel, mut reason) = choose_kernel(Operation::Decode, capabilities, self.form)?;
-        let mut fitting = self.configurations(kernel, capabilities);
+        let mut fitting = self.configurations(kernel, capabilities, Tier::Plain);
         if fitting.is_empty() {
             let refusal = self.refusal(kernel, capabilities);
             let tiled = choose_kernel(Operation::Decode, capabilities, Some(Form::Tiled))?.0;
@@ -97,7 +183,7 @@ impl AttentionProblem {
             }
             reason = format!("tiles, since {} does not do it ({refusal})", kernel.name);
             kernel = tiled;
-            fitting = self.configurations(kernel, capabilities);
+            fitting = self.configurations(kernel, capabilities, Tier::Plain);
         }
         // Query heads that share a KV head are rows of one workgroup, and so are its queries.
         let rows = self.rows_of_kv_head();
@@ -106,7 +192,7 @@ impl AttentionProblem {
             && kernel.form == DECODE_ROWS.form
             && capabilities.can_run(&DECODE_ROWS).is_ok()
         {
-            let single = self.configurations(&DECODE_ROWS, capabilities);
+            let single = self.configurations(&DECODE_ROWS, capabilities, Tier::Plain);
             if !single.is_empty() {
                 (kernel, fitting) = (&DECODE_ROWS, single);
             }
@@ -207,7 +293,10 @@ impl AttentionProblem {
             if !suits || kernel.form != form || capabilities.can_run(kernel).is_err() {
                 continue;
             }
-            for configuration in self.configurations(kernel, capabilities) {
+            let tiers = self.tiers(capabilities);
+            let configurations =
+                tiers.flat_map(|tier| self.configurations(kernel, capabilities, tier));
+            for configuration in configurations {
                 let mut plan_of = |splits| {
                     let reason = "a candidate".to_string();
                     let plan =
@@ -359,9 +448,10 @@ impl AttentionProblem {
             _ => {
                 let splits = u64::from(plan.splits.max(1));
                 let groups = self.groups(plan.kernel, &plan.configuration, splits);
+                let tier = plan.kernel.tier(&plan.configuration);
                 u64::from(plan.groups) <= groups
                     && self
-                        .configurations(plan.kernel, capabilities)
+                        .configurations(plan.kernel, capabilities, tier)
                         .contains(&plan.configuration)
             }
         };
@@ -545,8 +635,18 @@ impl AttentionProblem {
 
     /// The configurations of a kernel that can compute this, from the smallest block of queries to the largest;
     /// empty where it has none for these sizes.
-    fn configurations(&self, kernel: &Kernel, capabilities: &Capabilities) -> Vec<Configuration> {
-        let all = variant(kernel, capabilities);
+    fn configurations(
+        &self,
+        kernel: &Kernel,
+        capabilities: &Capabilities,
+        tier: Tier,
+    ) -> Vec<Configuration> {
+        let mut all = variant(kernel, capabilities);
+        all.retain(|c| c.rules.contains(&TILES_HALF) == (tier == Tier::Half));
+        all.retain(|c| c.rules.contains(&MATRICES) == (tier == Tier::Matrices));
+        if tier == Tier::Matrices {
+            all.retain(|c| Some(c.get("CHUNKS")) == matrix_chunks(self.head_dim));
+        }
         let number = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
         let (head_dim, value_dim) = (number(self.head_dim), number(self.value_dim));
         // The smallest compiled size that holds what the kernel holds of it.
@@ -564,7 +664,15 @@ impl AttentionProblem {
         };
         let kv_type = self.kv_type.float_number();
         let mut rules = self.rule_fragments();
-        rules.extend(self.fours(kernel).cloned());
+        rules.extend(self.fours(kernel, tier).cloned());
+        if (kernel.operation, kernel.form) == (Operation::Attention, Form::Tiled) {
+            let tiles = match tier {
+                Tier::Plain => &TILES_F32,
+                Tier::Half => &TILES_HALF,
+                Tier::Matrices => &MATRICES,
+            };
+            rules.push(tiles.clone());
+        }
         if spreads(kernel) {
             rules.push(lanes_of(capabilities, &ATTENTION_LANES).1.clone());
         }
@@ -591,10 +699,12 @@ impl AttentionProblem {
 
     /// How kernels read k and v four channels at a time: in one load where heads are multiples of four channels. (Where rows
     /// of a call's operands do not begin there, [`unaligned`] takes its place.) Not decode_tiled.
-    fn fours(&self, kernel: &Kernel) -> Option<&'static Fragment> {
+    fn fours(&self, kernel: &Kernel, tier: Tier) -> Option<&'static Fragment> {
         let whole = self.head_dim.is_multiple_of(4) && self.value_dim.is_multiple_of(4);
         let reads_fours = (kernel.operation, kernel.form) != (Operation::Decode, Form::Tiled);
         reads_fours.then_some(match (whole, self.kv_type) {
+            (true, _) if tier != Tier::Plain => &FOURS_F16,
+            (false, _) if tier != Tier::Plain => &FOURS_F16_ANY,
             (false, _) => &FOURS_ANY,
             (true, ElementType::F32) => &FOURS_F32,
             (true, _) => &FOURS_HALF,
@@ -644,6 +754,9 @@ fn variant(kernel: &Kernel, capabilities: &Capabilities) -> Vec<Configuration> {
     all
 }
 
+/// Channels of a head, and of its values, up to which matrix units multiply them.
+const MOST_BY_MATRICES: usize = 128;
+
 /// Queries up to which the kernels for few queries are taken.
 const MOST_DECODED: usize = 8;
 
@@ -668,8 +781,13 @@ const MOST_SPLITS: u64 = 64;
 /// is another kernel's.
 pub(super) fn unaligned(configuration: &Configuration) -> Option<Configuration> {
     let mut any = configuration.clone();
-    let wide = |rule: &&mut Fragment| **rule == FOURS_F32 || **rule == FOURS_HALF;
-    *any.rules.iter_mut().find(wide)? = FOURS_ANY.clone();
+    let wide = |rule: &&mut Fragment| [&FOURS_F32, &FOURS_HALF, &FOURS_F16].contains(&&**rule);
+    let rule = any.rules.iter_mut().find(wide)?;
+    *rule = if *rule == FOURS_F16 {
+        FOURS_F16_ANY.clone()
+    } else {
+        FOURS_ANY.clone()
+    };
     Some(any)
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Alignment, AttentionRules};
 use crate::element::ElementType;
-use crate::kernels::Form;
+use crate::kernels::{Form, Tier};
 use crate::plan::size;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -77,6 +77,9 @@ pub struct AttentionProblem {
     pub out_type: ElementType,
     /// The form of the kernel; `None` leaves it to the planner.
     pub form: Option<Form>,
+    /// The arithmetic; `None` leaves it to the planner, which takes the fastest tier that has qualified itself on the device and suits the
+    /// problem, and [`Tier::Plain`] forbids all others.
+    pub tier: Option<Tier>,
     /// Whether the kernels for few queries compute it, which split the keys; `None` leaves it to the planner, which takes
     /// them for up to 8 queries.
     pub decode: Option<bool>,
@@ -104,6 +107,7 @@ impl AttentionProblem {
             kv_type: ElementType::F32,
             out_type: ElementType::F32,
             form: None,
+            tier: None,
             decode: None,
         }
     }

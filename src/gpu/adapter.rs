@@ -1,6 +1,6 @@
 //! Which adapters there are, which one is best, and what planning needs to know of it.
 
-use crate::kernels::{Configuration, KERNELS, Kernel};
+use crate::kernels::{Configuration, KERNELS, Kernel, Tier};
 use crate::{Error, Result};
 use std::fmt;
 use std::time::Duration;
@@ -14,6 +14,9 @@ pub struct GpuOptions {
     pub backends: Option<wgpu::Backends>,
     /// The limits to ask for.
     pub limits: LimitProfile,
+    /// Whether to ask for what wgpu calls experimental: cooperative matrices ([`Tier::Matrices`]). Nothing of the kind is used
+    /// before [`Gpu::qualify`](crate::Gpu::qualify) has found it right, but a driver that is at fault may do worse than be wrong.
+    pub experimental: bool,
 }
 
 impl GpuOptions {
@@ -61,8 +64,35 @@ impl LimitProfile {
 }
 
 /// What this crate asks a device for, of what the adapter has. Nothing here is needed to compute.
-pub(super) fn wanted_features(adapter: wgpu::Features) -> wgpu::Features {
-    adapter & (wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::SUBGROUP)
+pub(super) fn wanted_features(adapter: wgpu::Features, experimental: bool) -> wgpu::Features {
+    let mut wanted =
+        wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::SUBGROUP | wgpu::Features::SHADER_F16;
+    if experimental {
+        wanted |= wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+    }
+    adapter & wanted
+}
+
+/// The token that wgpu wants to see where experimental features are asked for.
+#[allow(unsafe_code)]
+pub(super) fn experimental_features(features: wgpu::Features) -> wgpu::ExperimentalFeatures {
+    if !features.intersects(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
+        return wgpu::ExperimentalFeatures::disabled();
+    }
+    // SAFETY: the token says that its holder knows that such features may have bugs that break the promises of WebGPU. They are asked
+    // for only where the caller has said so (`GpuOptions::experimental`); the one shader that uses them keeps matrices
+    // inside of workgroup memory by constants, reads and writes buffers as other kernels do, is uniform where the extension wants it to be, and is
+    // not compiled on adapters that do not list its size and types.
+    unsafe { wgpu::ExperimentalFeatures::enabled() }
+}
+
+/// Whether matrix units multiply as the kernels have it: 16 x 16 by 16 x 16 of f16, with sums in f32.
+fn multiplies_matrices(properties: &[wgpu::CooperativeMatrixProperties]) -> bool {
+    properties.iter().any(|one| {
+        (one.m_size, one.n_size, one.k_size) == (16, 16, 16)
+            && one.ab_type == wgpu::CooperativeScalarType::F16
+            && one.cr_type == wgpu::CooperativeScalarType::F32
+    })
 }
 
 /// What planning needs to know of a device. Plain data: a plan can be made for a device that is not there.
@@ -93,6 +123,10 @@ pub struct Capabilities {
     pub max_loop_iterations: u64,
     /// Whether passes can be timed on the GPU.
     pub timestamps: bool,
+    /// The faster tiers of arithmetic that the device has, right or wrong.
+    pub offered_tiers: Vec<Tier>,
+    /// Those of them that were found right, and that the planner may choose: none before [`Gpu::qualify`](crate::Gpu::qualify).
+    pub qualified_tiers: Vec<Tier>,
     /// Floating-point operations a second that a kernel gets out of the device at least: a cautious guess by its type, or what
     /// [`Gpu::measure_rate`](crate::Gpu::measure_rate) found. Plans cut dispatches by it.
     pub flops_per_second: u64,
@@ -116,7 +150,8 @@ fn cautious_rate(device_type: wgpu::DeviceType) -> u64 {
 }
 
 impl Capabilities {
-    /// From what a device or an adapter says of itself.
+    /// From what a device or an adapter says of itself. Cooperative matrices are not offered, since neither tells their sizes:
+    /// see [`with_matrices`](Self::with_matrices).
     pub fn new(info: &wgpu::AdapterInfo, limits: &wgpu::Limits, features: wgpu::Features) -> Self {
         Capabilities {
             device_type: info.device_type,
@@ -135,9 +170,40 @@ impl Capabilities {
                 u64::MAX
             },
             timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
+            offered_tiers: match features.contains(Tier::Half.features()) {
+                true => vec![Tier::Half],
+                false => Vec::new(),
+            },
+            qualified_tiers: Vec::new(),
             flops_per_second: cautious_rate(info.device_type),
             longest_dispatch: LONGEST_DISPATCH,
         }
+    }
+
+    /// With cooperative matrices among the offered tiers, if the device has their features and the adapter lists the size that
+    /// kernels are written for.
+    #[must_use]
+    pub fn with_matrices(
+        mut self,
+        features: wgpu::Features,
+        properties: &[wgpu::CooperativeMatrixProperties],
+    ) -> Self {
+        let offered =
+            features.contains(Tier::Matrices.features()) && multiplies_matrices(properties);
+        if offered && !self.offered_tiers.contains(&Tier::Matrices) {
+            self.offered_tiers.push(Tier::Matrices);
+        }
+        self
+    }
+
+    /// Whether the device has a tier of arithmetic, right or wrong.
+    pub fn offers(&self, tier: Tier) -> bool {
+        tier == Tier::Plain || self.offered_tiers.contains(&tier)
+    }
+
+    /// Whether the planner may choose a tier of arithmetic.
+    pub fn has_qualified(&self, tier: Tier) -> bool {
+        tier == Tier::Plain || self.offers(tier) && self.qualified_tiers.contains(&tier)
     }
 
     /// What every WebGPU implementation has, on a device of this type.
@@ -156,6 +222,8 @@ impl Capabilities {
             subgroups: false,
             max_loop_iterations: u64::MAX,
             timestamps: false,
+            offered_tiers: Vec::new(),
+            qualified_tiers: Vec::new(),
             flops_per_second: cautious_rate(device_type),
             longest_dispatch: LONGEST_DISPATCH,
         }
@@ -220,12 +288,22 @@ impl Capabilities {
         })
     }
 
-    /// Whether the device can run a kernel in every configuration; if not, which limit is in the way.
+    /// Whether the device can run a kernel in every configuration that its tiers of arithmetic allow; if not, which limit is in the way.
     ///
     /// # Errors
     ///
-    /// [`Error::LimitExceeded`] naming the limit.
+    /// [`Error::LimitExceeded`] naming the limit; [`Error::Unsupported`] where all of them need a tier that the device does not offer.
     pub fn can_run(&self, kernel: &Kernel) -> Result<()> {
+        let tier = kernel.least_tier();
+        if !self.offers(tier) {
+            return Err(Error::Unsupported {
+                what: format!("kernel {}", kernel.name),
+                reason: format!(
+                    "the device does not offer {tier} ({})",
+                    tier.feature_names()
+                ),
+            });
+        }
         let exceeded = |limit: &str, needed: u64, available: u64, unit| {
             if needed <= available {
                 return Ok(());
@@ -265,10 +343,9 @@ impl Capabilities {
         for operation in [Operation::Linear, Operation::Attention] {
             let mut refusal = Ok(());
             let mut any = false;
-            for kernel in KERNELS
-                .iter()
-                .filter(|kernel| kernel.operation == operation)
-            {
+            for kernel in KERNELS.iter().filter(|kernel| {
+                kernel.operation == operation && kernel.least_tier() == Tier::Plain
+            }) {
                 match self.can_run(kernel) {
                     Ok(()) => any = true,
                     Err(error) => refusal = Err(error),
@@ -329,8 +406,10 @@ impl AdapterReport {
     fn new(adapter: &wgpu::Adapter) -> Self {
         let (info, features) = (adapter.get_info(), adapter.features());
         let limits = LimitProfile::Adapter.of(&adapter.limits());
+        let matrices = adapter.cooperative_matrix_properties();
         AdapterReport {
-            capabilities: Capabilities::new(&info, &limits, features),
+            capabilities: Capabilities::new(&info, &limits, features)
+                .with_matrices(features, &matrices),
             info,
             features,
         }

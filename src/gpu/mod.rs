@@ -121,7 +121,7 @@ impl Gpu {
         let candidates = adapter::candidates(options).await?;
         let mut refusal = None;
         for candidate in candidates {
-            match Self::open_adapter(&candidate, options.limits).await {
+            match Self::open_adapter(&candidate, options).await {
                 Ok(gpu) => return Ok(gpu),
                 Err(error) => {
                     log::warn!("{error}; trying the next adapter");
@@ -144,12 +144,14 @@ impl Gpu {
         pollster::block_on(Self::open(options))
     }
 
-    async fn open_adapter(candidate: &wgpu::Adapter, limits: LimitProfile) -> Result<Self> {
+    async fn open_adapter(candidate: &wgpu::Adapter, options: &GpuOptions) -> Result<Self> {
         let info = candidate.get_info();
+        let features = adapter::wanted_features(candidate.features(), options.experimental);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("wgpu-attention"),
-            required_features: adapter::wanted_features(candidate.features()),
-            required_limits: limits.of(&candidate.limits()),
+            required_features: features,
+            required_limits: options.limits.of(&candidate.limits()),
+            experimental_features: adapter::experimental_features(features),
             ..Default::default()
         };
         let (device, queue) = candidate
@@ -167,7 +169,8 @@ impl Gpu {
         // What escapes every error scope is reported to whoever is listening instead of ending the program.
         device.on_uncaptured_error(Arc::new(|error: wgpu::Error| log::error!("wgpu: {error}")));
         log::info!("opened {} ({:?})", info.name, info.backend);
-        Self::build(device, queue, lost, true)
+        let gpu = Self::build(device, queue, lost, true)?;
+        Ok(gpu.with_matrices(&candidate.cooperative_matrix_properties()))
     }
 
     /// Wraps a device that the application already has. Nothing about it is changed: no callback is
@@ -185,6 +188,25 @@ impl Gpu {
     /// [`Error::LimitExceeded`] if the device's limits are too low for every kernel of this crate.
     pub fn from_device(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
         Self::build(device, queue, Arc::new(OnceLock::new()), false)
+    }
+
+    /// The same device with cooperative matrices among what it offers, where it has their features and these are the sizes of its
+    /// adapter ([`wgpu::Adapter::cooperative_matrix_properties`]): a wrapped device does not tell them. They are off until
+    /// [`qualify`](Self::qualify) has found them right.
+    #[must_use]
+    pub fn with_matrices(&self, properties: &[wgpu::CooperativeMatrixProperties]) -> Self {
+        let capabilities = Capabilities::clone(&self.capabilities);
+        self.with_capabilities(capabilities.with_matrices(self.device().features(), properties))
+    }
+
+    /// A handle of the same device that plans by these. For tests, which claim what a device has not.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_capabilities(&self, capabilities: Capabilities) -> Self {
+        Gpu {
+            capabilities: Arc::new(capabilities),
+            ..self.clone()
+        }
     }
 
     /// Tells this `Gpu` that its device is gone, from the application's own device-lost callback: from now on

@@ -197,6 +197,14 @@ impl Gpu {
                 ),
             });
         }
+        let tier = kernel.tier(configuration);
+        if !self.capabilities().offers(tier) {
+            return Err(Error::MissingFeature {
+                what: format!("{} with {tier}", kernel.name),
+                feature: tier.feature_names(),
+                adapter: self.inner.info.name.clone(),
+            });
+        }
         let source = kernel
             .assemble(configuration)
             .map_err(|error| Error::Shader {

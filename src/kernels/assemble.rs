@@ -1,6 +1,6 @@
 //! Constants, fragments and a kernel's file become one WGSL text.
 //!
-//! Joining is plain concatenation. One more thing is done, since some compilers do it badly: a loop that
+//! Joining is plain concatenation, but that lines `enable NAME;` go to the top, where WGSL wants them. One more thing is done, since some compilers do it badly: a loop that
 //! carries the comment `// @unroll` on the line before is written out. Such a loop has the form
 //! `for (var i = START; i < END; i++) {` (or `i += STEP`), with bounds made of literals, constants of the
 //! prelude and the file, the variables of loops around it that are being written out, and `+ - * / %`. In each copy of its
@@ -35,12 +35,24 @@ pub(super) fn assemble(
     parts: &[&str],
 ) -> Result<String, AssembleError> {
     let mut text = String::new();
+    let mut extensions: Vec<&str> = parts.iter().flat_map(|part| enabled(part)).collect();
+    extensions.sort_unstable();
+    extensions.dedup();
+    for extension in extensions {
+        text.push_str(&format!("enable {extension};\n"));
+    }
     for (name, value) in consts {
         text.push_str(&format!("const {name}: u32 = {value}u;\n"));
     }
     for part in parts {
         text.push('\n');
-        text.push_str(part);
+        for line in part.split_inclusive('\n') {
+            text.push_str(if extension(line).is_some() {
+                "\n"
+            } else {
+                line
+            });
+        }
     }
     let lines: Vec<(usize, &str)> = text.lines().enumerate().map(|(n, l)| (n + 1, l)).collect();
     let mut out = String::with_capacity(text.len());
@@ -55,6 +67,16 @@ pub(super) fn assemble(
     }
     expand(&lines, &mut known, &mut out)?;
     Ok(out)
+}
+
+/// The extension that a line `enable NAME;` asks for.
+fn extension(line: &str) -> Option<&str> {
+    line.trim_end().strip_prefix("enable ")?.strip_suffix(';')
+}
+
+/// The extensions that a text asks for.
+pub(super) fn enabled(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(extension)
 }
 
 /// The name and the value of a line `const NAME: u32 = VALUE;`: a bound may name it too.

@@ -36,7 +36,12 @@ pub(super) static KERNEL: Kernel = Kernel {
         let shape = Shape::of(configuration);
         let tiles = CHUNK * (shape.block_q + shape.block_k);
         let staged = tiles.max(shape.value_keys * shape.value_dim);
-        u64::from(4 * (staged + shape.slice * shape.block_q))
+        let element = if configuration.rules.contains(&TILES_HALF) {
+            2
+        } else {
+            4
+        };
+        u64::from(element * staged + 4 * shape.slice * shape.block_q)
     },
     invocations: |configuration| Shape::of(configuration).invocations,
     loop_iterations: |configuration, keys, channels| {
@@ -105,13 +110,15 @@ fn configurations() -> Vec<Configuration> {
     let mut all = Vec::new();
     for rules in rule_sets() {
         for (value_dim, shapes) in SHAPES {
-            for (kv_type, fours) in [
-                (0, &FOURS_F32),
-                (1, &FOURS_HALF),
-                (2, &FOURS_HALF),
-                (0, &FOURS_ANY),
-                (1, &FOURS_ANY),
-                (2, &FOURS_ANY),
+            for (kv_type, fours, tiles) in [
+                (0, &FOURS_F32, &TILES_F32),
+                (1, &FOURS_HALF, &TILES_F32),
+                (2, &FOURS_HALF, &TILES_F32),
+                (0, &FOURS_ANY, &TILES_F32),
+                (1, &FOURS_ANY, &TILES_F32),
+                (2, &FOURS_ANY, &TILES_F32),
+                (1, &FOURS_F16, &TILES_HALF),
+                (1, &FOURS_F16_ANY, &TILES_HALF),
             ] {
                 for [across, down, keys, value_keys] in shapes.iter().copied() {
                     let mut rules = rules.clone();
@@ -121,6 +128,7 @@ fn configurations() -> Vec<Configuration> {
                         false => keys,
                     };
                     rules.push(fours.clone());
+                    rules.push(tiles.clone());
                     all.push(Configuration {
                         consts: vec![
                             ("VALUE_DIM", value_dim),

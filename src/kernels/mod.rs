@@ -16,6 +16,7 @@
 mod append;
 mod assemble;
 mod attention_lanes;
+mod attention_matrices;
 mod attention_tiled;
 mod attention_weights;
 mod copy;
@@ -31,6 +32,7 @@ pub mod reflect;
 
 pub use assemble::AssembleError;
 pub(crate) use attention_lanes::LANES as ATTENTION_LANES;
+pub(crate) use attention_matrices::{KERNEL as ATTENTION_MATRICES, chunks as matrix_chunks};
 pub(crate) use decode_rows::KERNEL as DECODE_ROWS;
 pub(crate) use linear_few::LANES as FEW_LANES;
 pub(crate) use linear_lanes::LANES as LINEAR_LANES;
@@ -44,6 +46,7 @@ use std::fmt;
 /// Every kernel of this crate.
 pub static KERNELS: &[&Kernel] = &[
     &attention_tiled::KERNEL,
+    &attention_matrices::KERNEL,
     &attention_lanes::KERNEL,
     &decode_tiled::KERNEL,
     &decode_lanes::KERNEL,
@@ -92,6 +95,55 @@ pub enum Form {
     Tiled,
     /// Everything in private memory, no barrier: for adapters that are a CPU underneath.
     Lanes,
+}
+
+/// Arithmetic that a kernel computes with. Every device has [`Plain`](Tier::Plain); a faster tier is one that an adapter may have.
+///
+/// Faster tiers are chosen only where they have shown on this very device that they are right: see [`Gpu::qualify`](crate::Gpu::qualify).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// f32 throughout, whatever the operands are stored as. No feature is needed.
+    Plain,
+    /// Operands of f16 stay f16 until they are multiplied; products and sums are f32. Needs `SHADER_F16`.
+    Half,
+    /// Products of tiles by matrix units, of f16 with sums in f32. Needs `SHADER_F16`, `SUBGROUP` and
+    /// `EXPERIMENTAL_COOPERATIVE_MATRIX`, and an adapter that multiplies 16 x 16 by 16 x 16.
+    Matrices,
+}
+
+impl Tier {
+    /// The tiers that not every device has.
+    pub const FASTER: [Tier; 2] = [Tier::Half, Tier::Matrices];
+
+    /// The features that a device must have been opened with.
+    pub fn features(self) -> wgpu::Features {
+        let half = wgpu::Features::SHADER_F16;
+        match self {
+            Tier::Plain => wgpu::Features::empty(),
+            Tier::Half => half,
+            Tier::Matrices => {
+                half | wgpu::Features::SUBGROUP | wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+            }
+        }
+    }
+}
+
+impl Tier {
+    /// Their names, as wgpu has them.
+    pub(crate) fn feature_names(self) -> String {
+        let names = self.features().iter_names();
+        names.map(|(name, _)| name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tier::Plain => "plain f32 arithmetic",
+            Tier::Half => "half-precision tiles",
+            Tier::Matrices => "cooperative matrices",
+        })
+    }
 }
 
 /// A piece of WGSL that is put in front of a kernel.
@@ -146,6 +198,16 @@ pub static SHARE: Fragment = fragment!("shared/share");
 pub static FOURS_F32: Fragment = fragment!("shared/fours_f32");
 /// Four channels of k or v in one load, 16 bits each.
 pub static FOURS_HALF: Fragment = fragment!("shared/fours_half");
+/// Four channels of k or v in one load, as f16.
+pub static FOURS_F16: Fragment = fragment!("shared/fours_f16");
+/// Four channels of k or v in four loads, as f16, wherever they begin.
+pub static FOURS_F16_ANY: Fragment = fragment!("shared/fours_f16_any");
+/// Products of tiles by matrix units.
+pub static MATRICES: Fragment = fragment!("shared/matrices");
+/// Tiles of f32, and q of any type.
+pub static TILES_F32: Fragment = fragment!("shared/tiles_f32");
+/// Tiles of f16, and q of f16.
+pub static TILES_HALF: Fragment = fragment!("shared/tiles_half");
 /// Four channels of k or v in four loads, of any type, wherever they begin.
 pub static FOURS_ANY: Fragment = fragment!("shared/fours_any");
 /// Fours of a row of k or v for all lanes, loaded by all of them.
@@ -396,6 +458,29 @@ impl Kernel {
         self.bindings
             .iter()
             .filter(move |binding| binding.fragment.is_none_or(linked))
+    }
+
+    /// The arithmetic that a configuration needs, as the WGSL that it is made of says by its `enable` lines.
+    pub fn tier(&self, configuration: &Configuration) -> Tier {
+        let fragments = self.fragments.iter().copied().chain(&configuration.rules);
+        let texts = fragments.map(|fragment| &*fragment.source);
+        let mut enabled: Vec<&str> = texts
+            .chain([self.source])
+            .flat_map(assemble::enabled)
+            .collect();
+        enabled.sort_unstable();
+        match enabled.last() {
+            Some(&"wgpu_cooperative_matrix") => Tier::Matrices,
+            Some(&"f16") => Tier::Half,
+            _ => Tier::Plain,
+        }
+    }
+
+    /// The least arithmetic that any configuration of it needs.
+    pub fn least_tier(&self) -> Tier {
+        (self.configurations)()
+            .first()
+            .map_or(Tier::Plain, |plainest| self.tier(plainest))
     }
 
     /// Storage buffers that a configuration binds.

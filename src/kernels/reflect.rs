@@ -50,8 +50,10 @@ pub fn validate(source: &str) -> Result<(naga::Module, naga::valid::ModuleInfo),
         naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
     let info = naga::valid::Validator::new(
         naga::valid::ValidationFlags::all(),
-        // Who needs subgroups says so: Configuration::subgroup_size.
-        naga::valid::Capabilities::SUBGROUP,
+        // Who needs subgroups says so: Configuration::subgroup_size. What needs the others must enable them: Kernel::tier.
+        naga::valid::Capabilities::SUBGROUP
+            | naga::valid::Capabilities::SHADER_FLOAT16
+            | naga::valid::Capabilities::COOPERATIVE_MATRIX,
     )
     .validate(&module)
     .map_err(|error| error.emit_to_string(source))?;

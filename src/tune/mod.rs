@@ -174,6 +174,7 @@ impl AttentionProblem {
             kv_type,
             out_type,
             form,
+            tier,
             decode,
         } = *self;
         let mut key = format!(
@@ -215,6 +216,10 @@ impl AttentionProblem {
         say(keys.is_some(), format!("keys {:?}", self.key_range()));
         let form = form.map(|form| format!("{form:?}"));
         say(form.is_some(), form.unwrap_or_default());
+        say(
+            tier.is_some(),
+            tier.map_or(String::new(), |tier| tier.to_string()),
+        );
         let decode = decode.map(|decode| format!("decode {decode}"));
         say(decode.is_some(), decode.unwrap_or_default());
         key
@@ -393,7 +398,7 @@ impl<'a> Clock<'a> {
             if wanted <= f64::from(self.calls) || self.calls >= MOST_CALLS {
                 return Ok(seconds);
             }
-            self.calls = (wanted.ceil() as u32).clamp(self.calls * 2, MOST_CALLS);
+            self.calls = (wanted.ceil() as u32).max(self.calls * 2).min(MOST_CALLS);
         }
     }
 

@@ -4,7 +4,7 @@
 use super::{Guarded, Random, SENTINEL, leave_dirt, run};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wgpu_attention::compare::{Tolerance, compare};
-use wgpu_attention::kernels::{Configuration, Form, Fragment, KERNELS, Kernel, Operation};
+use wgpu_attention::kernels::{Configuration, Form, Fragment, KERNELS, Kernel, Operation, Tier};
 use wgpu_attention::reference::{self, AttentionInputs, Broadcast, Rules, widen};
 use wgpu_attention::{
     Alignment, Attention, AttentionArguments, AttentionProblem, AttentionRules, Element,
@@ -69,7 +69,8 @@ pub fn all_attention_kernels() -> Vec<Subject> {
         .collect()
 }
 
-/// Every kernel for an operation (and for few rows of it), in the planner's configuration.
+/// Every kernel for an operation (and for few rows of it), in the planner's configuration. Those of faster arithmetic than every device
+/// has are in tests/tiers.rs.
 pub fn kernels(operation: Operation) -> Vec<Subject> {
     let of = |kernel: &Kernel| match kernel.operation {
         Operation::LinearFew => Operation::Linear,
@@ -77,7 +78,7 @@ pub fn kernels(operation: Operation) -> Vec<Subject> {
     };
     let found: Vec<Subject> = KERNELS
         .iter()
-        .filter(|kernel| of(kernel) == operation)
+        .filter(|kernel| of(kernel) == operation && kernel.least_tier() == Tier::Plain)
         .map(|kernel| Subject {
             kernel,
             configuration: None,
@@ -99,7 +100,9 @@ pub fn configurations(
     let mut found = Vec::new();
     for subject in kernels(operation) {
         for configuration in (subject.kernel.configurations)() {
-            if gpu.capabilities().has_subgroups_of(&configuration) && wanted(&configuration) {
+            let plain = subject.kernel.tier(&configuration) == Tier::Plain;
+            let runs = plain && gpu.capabilities().has_subgroups_of(&configuration);
+            if runs && wanted(&configuration) {
                 found.push(Subject {
                     configuration: Some(configuration),
                     ..subject.clone()
