@@ -5,6 +5,7 @@
 
 mod bench;
 mod info;
+mod qualify;
 mod run;
 mod tune;
 mod verify;
@@ -38,6 +39,8 @@ enum Command {
     Run(run::Options),
     /// List the adapters: backend, driver, type, limits, features, and the kernels each can run
     Info(info::Options),
+    /// Try the faster tiers of arithmetic that the adapter has, and say which are right on it
+    Qualify(qualify::Options),
     /// Measure the plans that could compute a shape on this adapter, and keep the fastest in a file
     Tune(tune::Options),
     /// Run golden case files and compare with their stored results
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         None => run::run(&run::Options::default()),
         Some(Command::Run(options)) => run::run(&options),
         Some(Command::Info(options)) => info::run(&options),
+        Some(Command::Qualify(options)) => qualify::run(&options),
         Some(Command::Tune(options)) => tune::run(&options),
         Some(Command::Verify(options)) => verify::run(&options),
         Some(Command::Bench(options)) => bench::run(&options),
