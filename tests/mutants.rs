@@ -143,8 +143,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
             ),
             (
                 FOURS_ANY,
-                "select(0.0, value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE), channel < params.head_dim)",
-                "value_of(k[word_of(at, KV_TYPE)], at, KV_TYPE)",
+                "select(vec4<f32>(), k_four_unmasked(row, channel), there)",
+                "k_four_unmasked(row, channel)",
             ),
         ],
     ),
@@ -962,7 +962,7 @@ static RULE_MUTANTS: &[(&str, &[Edit])] = &[
         "packed keys without an end",
         &[(
             ITEM,
-            "min(item.keys, max(k_end, item.k_start) - item.k_start)",
+            "min(item.keys, max(k_end, k_start) - k_start)",
             "item.keys",
         )],
     ),
@@ -970,7 +970,7 @@ static RULE_MUTANTS: &[(&str, &[Edit])] = &[
         "packed queries without an end",
         &[(
             ITEM,
-            "min(item.rows, max(q_end, item.q_start) - item.q_start)",
+            "min(item.rows, max(q_end, q_start) - q_start)",
             "item.rows",
         )],
     ),
@@ -1193,7 +1193,7 @@ static KERNEL_RULE_MUTANTS: &[(&str, &[Edit])] = &[
     (
         "sinks ignored by the kernel",
         &[
-            (TILED, "item.has_sink", "false"),
+            (TILED, "if (item.has_sink)", "if (false)"),
             (LANES, "item.has_sink", "false"),
         ],
     ),
