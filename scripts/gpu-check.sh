@@ -16,7 +16,7 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PYTHON=${PYTHON:-python3}
 
 # Seconds of each part: together less than four minutes. An adapter that is a CPU has four times as long for each.
-INFO_S=10 VERIFY_S=80 QUALIFY_S=10 TUNE_S=25 BENCH_S=60 FIND_TORCH_S=10 TORCH_S=25 TABLE_S=5
+INFO_S=10 VERIFY_S=80 QUALIFY_S=10 TUNE_S=12 BENCH_S=60 FIND_TORCH_S=10 TORCH_S=25 TABLE_S=5
 PATIENCE=1
 
 failures=() # what went wrong, in words
@@ -46,7 +46,8 @@ limited() {
     local seconds=$1 watched watcher status=0
     shift
     if command -v timeout >/dev/null; then
-        timeout --kill-after=5 "$seconds" "$@" || status=$?
+        # In the foreground: an interrupt reaches the command.
+        timeout --foreground --kill-after=5 "$seconds" "$@" || status=$?
         return "$status"
     fi
     "$@" &
@@ -81,6 +82,13 @@ part() {
 has() { "$PROGRAM" --help | grep -Eq "^  $1( |\$)"; }
 
 find_parts() {
+    local named
+    for named in WGPU_ATTENTION WGPU_ATTENTION_CASES; do
+        if [[ -n ${!named:-} && ! -e ${!named} ]]; then
+            echo "$named=${!named}: there is no such file or folder" >&2
+            exit 2
+        fi
+    done
     if ! PROGRAM=$(first_there "${WGPU_ATTENTION:-}" "$HERE/wgpu-attention" "$HERE/../target/release/wgpu-attention"); then
         echo "no program: build it with cargo build --release, or name it in WGPU_ATTENTION" >&2
         exit 2
@@ -93,13 +101,21 @@ find_parts() {
 
 pack() {
     local file=$1 folder
+    if [[ -e $file || -L $file ]]; then
+        echo "$file: it is there already; remove it, or name another" >&2
+        exit 2
+    fi
     folder=$(mktemp -d)
+    # shellcheck disable=SC2064 # the name as it is now
+    trap "rm -rf '$folder'" EXIT
     mkdir "$folder/gpu-check"
     cp "$PROGRAM" "$folder/gpu-check/wgpu-attention"
     cp -r "$CASES" "$folder/gpu-check/cases"
     cp "$HERE/gpu-check.sh" "$HERE/torch_sdpa.py" "$folder/gpu-check/"
-    tar -C "$folder" -czf "$file" gpu-check
-    rm -r "$folder"
+    if ! tar -C "$folder" -czf "$file" gpu-check; then
+        echo "$file: it could not be written" >&2
+        exit 2
+    fi
     echo "$file: unpack it there and run gpu-check/gpu-check.sh"
 }
 
@@ -109,27 +125,27 @@ torch_there() {
     limited "$FIND_TORCH_S" "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' >/dev/null 2>&1
 }
 
-tune() {
-    local tokens
-    for tokens in 128 1024; do
-        "$PROGRAM" tune --tokens "$tokens" --seconds 1 --file "$FOLDER/tuning.json" || return
-    done
-}
-
 main() {
-    local bench=(bench --json) kind torch=() measured=no
-    if [[ ${1:-} == --pack ]]; then
+    local bench=(bench --json) kind torch=() measured=no tokens
+    if [[ ${1:-} == --pack && $# -eq 2 ]]; then
         find_parts
-        pack "${2:?--pack needs the name of a file}"
+        pack "$2"
         return
     fi
     if [[ ${1:-} == -* || $# -gt 1 ]]; then
         sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        [[ ${1:-} == --help && $# -eq 1 ]] && exit 0
         exit 2
     fi
     find_parts
     FOLDER=${1:-gpu-check-$(date -u +%Y%m%dT%H%M%SZ)}
+    # What an earlier run found stays: a new run is a new folder.
+    if [[ -e $FOLDER && ! -d $FOLDER ]] || [[ -n $(ls -A "$FOLDER" 2>/dev/null) ]]; then
+        echo "$FOLDER: it is there and not an empty folder; name a new one" >&2
+        exit 2
+    fi
     mkdir -p "$FOLDER"
+    trap 'echo "interrupted: what was found so far is in $FOLDER" >&2; exit 130' INT TERM
     bench+=("$FOLDER/bench.json" --force)
     if ! "$PROGRAM" --version; then
         echo "$PROGRAM does not run here" >&2
@@ -156,14 +172,15 @@ main() {
         notes+=("this program has no \`qualify\`: no tier beyond the portable one was tried")
     fi
     if has tune; then
-        if part tune "$TUNE_S" "$BASH" "$HERE/gpu-check.sh" --tune "$FOLDER"; then
-            bench+=(--tuning "$FOLDER/tuning.json")
-        fi
+        # (What was found before a limit is kept.)
+        for tokens in 128 1024; do
+            part "tune-$tokens" "$TUNE_S" "$PROGRAM" tune --tokens "$tokens" --seconds 1 --file "$FOLDER/tuning.json" || true
+        done
+        [[ -s $FOLDER/tuning.json ]] && bench+=(--tuning "$FOLDER/tuning.json")
     else
         notes+=("this program has no \`tune\`: the planner's choices were measured")
     fi
     if has bench; then
-        rm -f "$FOLDER/bench.json"
         part bench "$BENCH_S" "$PROGRAM" "${bench[@]}" || true
         [[ -s $FOLDER/bench.json ]] && measured=yes
     else
@@ -172,7 +189,6 @@ main() {
 
     if [[ $measured == yes ]] && torch_there; then
         torch=("$FOLDER/torch.json")
-        rm -f "${torch[0]}"
         part torch $((TORCH_S + 10)) "$PYTHON" "$HERE/torch_sdpa.py" "$FOLDER/bench.json" "${torch[0]}" --seconds "$TORCH_S" || torch=()
     else
         notes+=("no $PYTHON with PyTorch and a GPU that it can use: nothing to compare with")
@@ -197,11 +213,4 @@ finish() {
     echo "nothing is wrong"
 }
 
-# (The tuner runs in a process of its own, so that it can be ended.)
-if [[ ${1:-} == --tune ]]; then
-    find_parts
-    FOLDER=$2
-    tune
-else
-    main "$@"
-fi
+main "$@"

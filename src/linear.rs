@@ -235,7 +235,9 @@ impl LinearProblem {
         let mut why = format!("{rows} rows in tiles of {tile_m} x {tile_n}");
         if tiled {
             why.push_str(match tiles(&configuration) {
-                ENOUGH_TILES.. => ", the largest of which there are enough for a GPU",
+                ENOUGH_TILES.. => {
+                    ", the largest that rows fill and of which there are enough for a GPU"
+                }
                 _ => ", the smallest, since there are few of them",
             });
         }
@@ -309,16 +311,14 @@ fn unaligned(configuration: &Configuration) -> Option<Configuration> {
 
 /// Rows and columns of y that one workgroup computes.
 fn tile(kernel: &Kernel, configuration: &Configuration) -> (u64, u64) {
-    let (rows, columns) = (configuration.get("ROWS"), configuration.get("COLUMNS"));
+    let number = |name: &str| u64::from(configuration.get(name));
+    let (rows, columns) = (number("ROWS"), number("COLUMNS"));
     let (m, n) = match (kernel.operation, kernel.form) {
         (Operation::LinearFew, _) => (rows, columns),
-        (_, Form::Tiled) => (
-            configuration.get("DOWN") * rows,
-            configuration.get("ACROSS") * columns,
-        ),
-        (_, Form::Lanes) => (configuration.get("LANES") * rows, columns),
+        (_, Form::Tiled) => (number("DOWN") * rows, number("ACROSS") * columns),
+        (_, Form::Lanes) => (number("LANES") * rows, columns),
     };
-    (u64::from(m.max(1)), u64::from(n.max(1)))
+    (m.max(1), n.max(1))
 }
 
 /// The operands of a [`Linear`]. Every view may have any strides and begin anywhere.

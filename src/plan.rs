@@ -27,7 +27,8 @@ pub struct Plan {
     /// has all keys of its queries. (Of the kernels for few queries and of attention_tiled.)
     pub splits: u32,
     /// Dispatches that the grid is cut into, so that none takes longer than
-    /// [`Capabilities::longest_dispatch`](crate::Capabilities::longest_dispatch). Results do not depend on it.
+    /// [`Capabilities::longest_dispatch`](crate::Capabilities::longest_dispatch); 256 at most. Results do not depend on it. (A grid that is not the folded
+    /// `groups` is not cut.)
     pub slices: u32,
     /// Useful floating-point operations: a multiply-add is two, causal work is counted once.
     pub flops: u64,
@@ -156,8 +157,12 @@ pub(crate) fn slices(cost: u64, groups: u64, capabilities: &Capabilities) -> u32
     let allowed =
         nanoseconds.saturating_mul(u128::from(capabilities.flops_per_second)) / 1_000_000_000;
     let slices = u128::from(cost).div_ceil(allowed.max(1));
-    slices.clamp(1, u128::from(groups.clamp(1, u64::from(u32::MAX)))) as u32
+    slices.clamp(1, u128::from(groups.clamp(1, MOST_SLICES))) as u32
 }
+
+/// Dispatches into which a pass is cut at most: each has parameters and a bind group of its own, which are kept. (Where it is reached, one takes
+/// longer than it should.)
+const MOST_SLICES: u64 = 256;
 
 /// What it costs to move a pair of elements, as [`slices`] counts: a device that computes so many operations moves a few bytes.
 pub(crate) const MOVED_COST: u64 = 200;

@@ -11,7 +11,7 @@ use crate::compare::{Comparison, Tolerance, compare};
 use crate::kernels::Tier;
 use crate::plan::Plan;
 use crate::reference::{self, AttentionInputs, Broadcast, Rules};
-use crate::{ElementType, Gpu, Result, Tensor};
+use crate::{ElementType, Gpu, Result, Tensor, TensorView};
 use half::f16;
 use std::fmt;
 
@@ -389,43 +389,56 @@ impl Trial {
         let k = upload(kv_len, kv_heads, head_dim, &k)?.view();
         let v = upload(kv_len, kv_heads, value_dim, &v)?.view();
         let mask = Tensor::from_slice(gpu, &[1, 1, q_len, kv_len], &mask)?.view();
-        let shape = [batch, q_len, heads, value_dim];
         // (A row of 16 bits begins on a whole word.)
         let padded = [batch, q_len, heads, value_dim.next_multiple_of(2)];
         let out = Tensor::empty(gpu, &padded, problem.out_type)?.view();
         let out = out.slice(3, 0..value_dim)?;
         let lse = Tensor::empty(gpu, &[batch, heads, q_len], ElementType::F32)?.view();
-        let plan = change(problem.plan(gpu.capabilities())?);
-        let out_type = problem.out_type;
-        let attention = Attention::from_plan(gpu, problem, plan)?;
-        let mut arguments = AttentionArguments {
-            lse: Some(&lse),
-            ..AttentionArguments::new(&q, &k, &v, &out)
-        };
-        arguments.rules.mask = self.masked.then_some(&mask);
-        gpu.record_and_submit(|encoder| attention.encode(encoder, arguments))?;
-
-        let Tolerance { absolute, relative } = Tolerance::F32;
-        let (got, tolerance) = match out_type {
-            ElementType::F32 => (out.read::<f32>().await?, Tolerance::F32),
-            _ => {
-                let got = out.read::<f16>().await?;
-                let got = got.iter().map(|value| value.to_f32()).collect();
-                // What rounding the output adds.
-                (got, Tolerance::new(absolute, relative + 0.5f64.powi(11)))
-            }
-        };
-        let got_lse = lse.read::<f32>().await?;
-        let lse_shape = [batch, heads, q_len];
-        Ok(vec![
-            compare(&got, &shape, &expected.out, &shape, tolerance),
-            compare(
-                &got_lse,
-                &lse_shape,
-                &expected.lse,
-                &lse_shape,
-                Tolerance::F32,
-            ),
-        ])
+        // A driver that is wrong may be so with one size of a tile alone.
+        let tier = problem.tier;
+        let mut plans = problem.candidates(gpu.capabilities())?;
+        plans.retain(|plan| Some(plan.kernel.tier(&plan.configuration)) == tier);
+        let mut comparisons = Vec::new();
+        for plan in plans {
+            let attention = Attention::from_plan(gpu, problem.clone(), change(plan))?;
+            let mut arguments = AttentionArguments {
+                lse: Some(&lse),
+                ..AttentionArguments::new(&q, &k, &v, &out)
+            };
+            arguments.rules.mask = self.masked.then_some(&mask);
+            gpu.record_and_submit(|encoder| attention.encode(encoder, arguments))?;
+            comparisons.extend(compared(&out, &lse, &expected).await?);
+        }
+        Ok(comparisons)
     }
+}
+
+/// An output and a log-sum-exp against those of the reference.
+async fn compared(
+    out: &TensorView,
+    lse: &TensorView,
+    expected: &reference::AttentionOutputs,
+) -> Result<Vec<Comparison>> {
+    let Tolerance { absolute, relative } = Tolerance::F32;
+    let (got, tolerance) = match out.element_type() {
+        ElementType::F32 => (out.read::<f32>().await?, Tolerance::F32),
+        _ => {
+            let got = out.read::<f16>().await?;
+            let got = got.iter().map(|value| value.to_f32()).collect();
+            // What rounding the output adds.
+            (got, Tolerance::new(absolute, relative + 0.5f64.powi(11)))
+        }
+    };
+    let got_lse = lse.read::<f32>().await?;
+    let (shape, lse_shape) = (out.shape(), lse.shape());
+    Ok(vec![
+        compare(&got, shape, &expected.out, shape, tolerance),
+        compare(
+            &got_lse,
+            lse_shape,
+            &expected.lse,
+            lse_shape,
+            Tolerance::F32,
+        ),
+    ])
 }

@@ -210,7 +210,7 @@ fn plans_are_cut_by_rate_and_bound() {
     assert_eq!(plan_of(10_000_000_000, second).slices, 6);
     assert_eq!(plan_of(10_000_000_000, second / 2).slices, 11);
     let plan = plan_of(1, Duration::ZERO);
-    assert_eq!(plan.slices, plan.groups);
+    assert_eq!(plan.slices, 256);
     assert!(
         plan_of(10_000_000_000, second)
             .to_string()
@@ -318,9 +318,8 @@ fn what_is_a_callers_is_always_checked() {
         ("another constant", &problem, &|plan| {
             plan.configuration.consts.push(("UNUSED", 1))
         }),
-        ("too many workgroups", &problem, &|plan| {
-            plan.groups += 1;
-            plan.configuration.rules.swap(0, 1);
+        ("rules in another order", &problem, &|plan| {
+            plan.configuration.rules.swap(0, 1)
         }),
     ];
     for (what, problem, change) in changes {
@@ -337,4 +336,54 @@ fn what_is_a_callers_is_always_checked() {
     made(&gpu, &problem, &|_| {});
     // Fewer are this crate's still.
     assert_eq!(made(&gpu, &problem, &|plan| plan.groups -= 1), 0);
+}
+
+/// Problems whose workgroups 32 bits do not count are refused by whatever plan they come with: kernels divide by them.
+#[test]
+fn plans_of_other_problems_do_not_wrap_around() {
+    let Some(gpu) = gpu() else { return };
+    let packed = |q_len, heads, kv_heads, decode| AttentionProblem {
+        packed: true,
+        kv_heads,
+        decode,
+        rules: AttentionRules::causal(Alignment::TopLeft),
+        ..AttentionProblem::new(1, heads, q_len, 64)
+    };
+    for (small, large) in [
+        (
+            packed(1000, 256, 256, Some(false)),
+            packed(1 << 29, 256, 256, Some(false)),
+        ),
+        (
+            packed(1000, 256, 1, Some(true)),
+            packed(1 << 29, 256, 1, Some(true)),
+        ),
+    ] {
+        let plan = small.plan(gpu.capabilities()).unwrap();
+        let refused = Attention::from_plan(&gpu, large, plan).unwrap_err();
+        assert!(matches!(refused, Error::LimitExceeded { .. }), "{refused}");
+    }
+    // Weights of no keys have no rows to compute, however many there would be.
+    let weights = |batch, heads, q_len, kv_len| AttentionProblem {
+        kv_heads: 1,
+        kv_len,
+        ..AttentionProblem::new(batch, heads, q_len, 64)
+    };
+    let plan = weights(1, 4, 250, 8)
+        .plan_weights(gpu.capabilities())
+        .unwrap();
+    assert_eq!(plan.groups, 1000);
+    let empty = weights(32, 1 << 30, 1 << 28, 0);
+    assert_eq!(empty.plan_weights(gpu.capabilities()).unwrap().groups, 0);
+    let problem = AttentionProblem::new(1, 1, 64, 8);
+    let plan = problem.plan(gpu.capabilities()).unwrap();
+    for (parts, splits) in [(1 << 26, 1), (1, 1 << 26)] {
+        let plan = Plan {
+            parts,
+            splits,
+            ..plan.clone()
+        };
+        let refused = Attention::from_plan(&gpu, problem.clone(), plan).unwrap_err();
+        assert!(matches!(refused, Error::Parameter { .. }), "{refused}");
+    }
 }

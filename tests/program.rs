@@ -578,7 +578,11 @@ fn info_lists_this_adapter_as_text_and_json() {
     );
     let kernels = ours["kernels"].as_array().unwrap();
     assert_eq!(kernels.len(), wgpu_attention::kernels::KERNELS.len());
-    assert!(kernels.iter().all(|kernel| kernel["runs"] == true));
+    assert!(
+        kernels
+            .iter()
+            .all(|kernel| kernel["runs"] == true || kernel["name"] == "attention_matrices")
+    );
 }
 
 /// What `verify --strict --json` with these options says of all golden cases.
@@ -819,6 +823,92 @@ fn bench_checks_a_case_measures_it_and_writes_what_it_found() {
     // What is there is not replaced unasked, and that is said before anything is measured.
     refused(&program(&arguments), &["bench.json", "already"]);
     assert_eq!(read(), file);
+}
+
+#[test]
+fn tune_keeps_what_it_finds_and_run_and_bench_take_it() {
+    let Some(gpu) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let name = |name: &str| folder.path().join(name).display().to_string();
+    let file = name("tuning.json");
+    let tune = |more: &[&str]| {
+        let shape = ["tune", "--d-model", "16", "--heads", "2", "--tokens", "5"];
+        program(&[&shape[..], &["--seconds", "0.05", "--file", &file], more].concat())
+    };
+    let output = tune(&[]);
+    let shown = text(&output.stdout);
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{shown}{}",
+        text(&output.stderr)
+    );
+    for word in [
+        &gpu.adapter_info().name,
+        "a call of 5 tokens",
+        "a step on a cache of 5 tokens",
+        "linear 5 rows, 16 to 48",
+        "* ",
+        "written",
+    ] {
+        assert!(shown.contains(word), "expected {word:?} in:\n{shown}");
+    }
+    let run = |file: &str| program(&["run", "--samples", "1", "--tuning", file]);
+    let output = run(&file);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("6 problems of this adapter"));
+    // A file that is not there, or no tuning file, is not what was asked for; one of another driver is told.
+    refused(&run(&name("none.json")), &["none.json"]);
+    std::fs::write(name("text"), "no JSON").unwrap();
+    refused(&run(&name("text")), &["text", "JSON"]);
+    let other = std::fs::read_to_string(&file).unwrap();
+    let other = other.replace("\"kernels\": \"", "\"kernels\": \"0");
+    std::fs::write(name("other.json"), other).unwrap();
+    let output = run(&name("other.json"));
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stderr).contains("nothing of this adapter"));
+    for (more, words) in [
+        (&["--heads", "3"][..], &["heads"][..]),
+        (&["--kv-heads", "5"], &["kv_heads"]),
+        (&["--tokens", "0"], &["tokens"]),
+        (&["--batch", "0"], &["batch"]),
+        (&["--d-model", "18446744073709551614"], &["machine word"]),
+        (&["--d-model", "1000000"], &["d_model"]),
+    ] {
+        let mut arguments = vec!["tune", "--seconds", "0.05"];
+        for (option, value) in [("--d-model", "16"), ("--heads", "2"), ("--tokens", "5")] {
+            if more[0] != option {
+                arguments.extend([option, value]);
+            }
+        }
+        arguments.extend(more);
+        refused(&program(&arguments), words);
+    }
+    let bench = [
+        "bench",
+        "--case",
+        "layer-causal-b5",
+        "--tuning",
+        &file,
+        "--json",
+        &file,
+        "--force",
+    ];
+    refused(&program(&bench), &["--tuning"]);
+    assert_eq!(run(&file).status.code(), Some(0));
+}
+
+#[test]
+fn qualify_says_which_tiers_are_right() {
+    let Some(gpu) = gpu() else { return };
+    let output = program(&["qualify"]);
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(shown.contains(&gpu.adapter_info().name), "{shown}");
+    assert!(
+        shown.contains("half-precision tiles: ") && shown.contains("cooperative matrices: "),
+        "{shown}"
+    );
 }
 
 #[test]

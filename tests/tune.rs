@@ -12,7 +12,7 @@ use support::check::*;
 use wgpu_attention::kernels::{Form, Operation};
 use wgpu_attention::{
     Alignment, Attention, AttentionProblem, AttentionRules, Capabilities, ElementType, Error, Gpu,
-    GpuOptions, LayerConfig, LayerShape, Linear, LinearProblem, TuneOptions, Tuned, wgpu,
+    GpuOptions, LayerConfig, LayerShape, Linear, LinearProblem, Tier, TuneOptions, Tuned, wgpu,
 };
 
 /// A device of its own, so that no other test sees what is tuned.
@@ -168,6 +168,12 @@ fn problems_with_every_rule_are_tuned_on_operands_of_their_own() {
         ..causal(20)
     };
     let problems = [
+        // Rows of 16 bits that end within a word.
+        AttentionProblem {
+            value_dim: 7,
+            ..causal(11)
+        }
+        .stored_as(ElementType::F16),
         full.clone(),
         AttentionProblem {
             page_size: Some(7),
@@ -287,6 +293,7 @@ fn a_file_keeps_what_was_tuned_for_the_next_device() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tuning.json");
     assert_eq!(gpu.load_tuning(&file).unwrap(), 0);
+    gpu.check_tuning(&file).unwrap();
     projection().tune_blocking(&gpu, &quick()).unwrap();
     causal(20).tune_blocking(&gpu, &quick()).unwrap();
     gpu.save_tuning(&file).unwrap();
@@ -405,6 +412,10 @@ fn old_damaged_and_foreign_files_are_ignored_and_never_overwritten() {
     for bytes in damaged {
         fs::write(&file, &bytes).unwrap();
         assert_eq!(next.load_tuning(&file).unwrap(), 0);
+        assert!(matches!(
+            next.check_tuning(&file),
+            Err(Error::Format { .. })
+        ));
         assert!(matches!(next.save_tuning(&file), Err(Error::Format { .. })));
         assert_eq!(fs::read(&file).unwrap(), bytes, "left as it is");
     }
@@ -412,6 +423,7 @@ fn old_damaged_and_foreign_files_are_ignored_and_never_overwritten() {
     for (key, value) in [
         ("problem", serde_json::json!(5)),
         ("kernel", serde_json::json!(null)),
+        ("tier", serde_json::json!(3)),
         ("constants", serde_json::json!({"ROWS": 1})),
         ("constants", serde_json::json!([["ROWS", -1]])),
         ("splits", serde_json::json!(1e30)),
@@ -470,4 +482,72 @@ fn parts_of_the_keys_are_candidates() {
             .iter()
             .any(|plan| plan.kernel.operation == Operation::Attention)
     );
+}
+
+/// What decides nothing is no part of what is kept: a layer's causal calls and causal attention by itself are one problem, whatever
+/// corner they count from.
+#[test]
+fn equal_problems_are_one_however_they_are_put() {
+    let Some(gpu) = fresh() else { return };
+    let none = AttentionProblem {
+        rules: AttentionRules {
+            causal: true,
+            ..Default::default()
+        },
+        ..causal(20)
+    };
+    none.tune_blocking(&gpu, &quick()).unwrap();
+    for alignment in [Alignment::TopLeft, Alignment::BottomRight] {
+        let problem = AttentionProblem {
+            rules: AttentionRules::causal(alignment),
+            ..none.clone()
+        };
+        let attention = Attention::new(&gpu, problem.clone()).unwrap();
+        assert!(attention.plan().reason.contains("tuned"), "{alignment:?}");
+        // Where there are more keys than queries it decides.
+        let longer = AttentionProblem {
+            kv_len: 30,
+            ..problem
+        };
+        let attention = Attention::new(&gpu, longer).unwrap();
+        assert!(!attention.plan().reason.contains("tuned"));
+    }
+}
+
+/// Plain tiles and half-precision ones have the same constants: what is kept tells them apart.
+#[test]
+fn the_arithmetic_of_a_winner_is_kept() {
+    let Some(gpu) = fresh() else { return };
+    let qualified = |gpu: &Gpu| gpu.qualify_blocking().unwrap().0;
+    let gpu = qualified(&gpu);
+    let problem = AttentionProblem {
+        form: Some(Form::Tiled),
+        ..causal(70).stored_as(ElementType::F16)
+    };
+    let candidates = problem.candidates(gpu.capabilities()).unwrap();
+    let tier = |plan: &wgpu_attention::Plan| plan.kernel.tier(&plan.configuration);
+    let tiers: HashSet<_> = candidates.iter().map(tier).collect();
+    if !gpu.capabilities().has_qualified(Tier::Half) {
+        assert_eq!(tiers, HashSet::from([Tier::Plain]));
+        return;
+    }
+    assert!(tiers.contains(&Tier::Half) && tiers.contains(&Tier::Plain));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tuning.json");
+    problem.tune_blocking(&gpu, &quick()).unwrap();
+    gpu.save_tuning(&file).unwrap();
+    let text = fs::read_to_string(&file).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for wanted in [Tier::Plain, Tier::Half] {
+        json["devices"][0]["winners"][0]["tier"] = format!("{wanted:?}").into();
+        fs::write(&file, json.to_string()).unwrap();
+        let Some(next) = fresh() else { return };
+        let next = qualified(&next);
+        assert_eq!(next.load_tuning(&file).unwrap(), 1);
+        let attention = Attention::new(&next, problem.clone()).unwrap();
+        assert_eq!(tier(attention.plan()), wanted, "{}", attention.plan());
+    }
+    // A handle that may not use it does not.
+    let plain = Attention::new(&fresh().unwrap(), problem.clone()).unwrap();
+    assert_eq!(tier(plain.plan()), Tier::Plain);
 }

@@ -23,7 +23,7 @@ struct Item {
     // The logit that stands in the denominator alone, and whether there is one.
     sink: f32,
     has_sink: bool,
-    // Of the keys, whose results are written: 0 unless a decode kernel's.
+    // Of the keys, whose results are written: 0 where they are not in parts side by side.
     part: u32,
 }
 

@@ -1,6 +1,6 @@
 //! Attention, compiled for one problem and recorded into the caller's encoder.
 
-use super::plan::{can_split, unaligned};
+use super::plan::unaligned;
 use super::rules::TablePlaces;
 use super::{Alignment, AttentionProblem, RuleArguments};
 use crate::gpu::{Argument, Call, Gpu, Origin, Pipeline, Timestamps};
@@ -132,8 +132,9 @@ impl Attention {
     ///
     /// # Errors
     ///
-    /// [`Error::Parameter`] for a kernel of another operation, [`Error::Shader`] if it is refused,
-    /// [`Error::LimitExceeded`] if the grid is over the device's limit.
+    /// [`Error::Parameter`] for a kernel of another operation, or parts of the keys that there cannot be; [`Error::Unsupported`] for arithmetic
+    /// that is not for this problem; [`Error::Shader`] if it is refused; [`Error::LimitExceeded`] if its grid is over the device's limit, or the
+    /// problem's workgroups are more than 32 bits count.
     pub fn from_plan(gpu: &Gpu, problem: AttentionProblem, plan: Plan) -> Result<Self> {
         problem.check()?;
         let operation = match plan.kernel.operation {
@@ -141,16 +142,7 @@ impl Attention {
             _ => Operation::Attention,
         };
         check_plan(&plan, operation, gpu.capabilities())?;
-        for (name, parts) in [("plan.parts", plan.parts), ("plan.splits", plan.splits)] {
-            if problem.packed && parts > 1 {
-                let rule = "must be 1: packed sequences are not computed in parts of the keys";
-                return Err(Error::parameter(name, parts, rule));
-            }
-        }
-        if plan.splits > 1 && (plan.parts > 1 || !can_split(plan.kernel)) {
-            let rule = "must be 1: attention_lanes and attention in parts one after another do not split keys side by side";
-            return Err(Error::parameter("plan.splits", plan.splits, rule));
-        }
+        problem.check_own_plan(&plan, gpu.capabilities())?;
         let origin = problem.origin_of(&plan, gpu.capabilities());
         Ok(Attention {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration, origin)?,

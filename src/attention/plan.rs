@@ -88,9 +88,13 @@ impl AttentionProblem {
             .cloned()
             .ok_or_else(|| self.refusal(kernel, capabilities))?;
         if fitting.len() > 1 && kernel.form == Form::Tiled {
-            reason.push_str(match workgroups(&configuration) {
-                ENOUGH_BLOCKS_TILED.. => "; large blocks, since there are enough of them for a GPU",
-                _ => "; small blocks, since there are few of them",
+            let largest = fitting.last().filter(|largest| **largest != configuration);
+            reason.push_str(match largest {
+                None => "; large blocks, since there are enough of them for a GPU",
+                Some(c) if 2 * queries_per_group(kernel, c) > self.q_len as u64 => {
+                    "; small blocks, since there are few queries"
+                }
+                Some(_) => "; small blocks, since there are few large ones",
             });
         }
         let mut plan = self.planned(kernel, configuration, None, reason, capabilities)?;
@@ -446,8 +450,7 @@ impl AttentionProblem {
                 own.configuration == plan.configuration && plan.groups <= own.groups
             }),
             _ => {
-                let splits = u64::from(plan.splits.max(1));
-                let groups = self.groups(plan.kernel, &plan.configuration, splits);
+                let groups = self.groups_of(plan);
                 let tier = plan.kernel.tier(&plan.configuration);
                 u64::from(plan.groups) <= groups
                     && self
@@ -459,6 +462,45 @@ impl AttentionProblem {
             true => Origin::Own,
             false => Origin::Callers,
         }
+    }
+
+    /// Workgroups that a plan needs for this problem, as many parts of the keys as it has.
+    fn groups_of(&self, plan: &Plan) -> u64 {
+        self.groups(
+            plan.kernel,
+            &plan.configuration,
+            u64::from(plan.splits.max(1)),
+        )
+    }
+
+    /// What a caller may have got wrong in a plan, as far as this problem is concerned.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LimitExceeded`] where its workgroups are more than 32 bits count (or a grid holds), [`Error::Parameter`] for parts that it cannot
+    /// have, [`Error::Unsupported`] for arithmetic that is not for this problem.
+    pub(super) fn check_own_plan(&self, plan: &Plan, capabilities: &Capabilities) -> Result<()> {
+        for (name, parts) in [("plan.parts", plan.parts), ("plan.splits", plan.splits)] {
+            if self.packed && parts > 1 {
+                let rule = "must be 1: packed sequences are not computed in parts of the keys";
+                return Err(Error::parameter(name, parts, rule));
+            }
+            if parts > MOST_PARTS {
+                let rule = format!("must be at most {MOST_PARTS}");
+                return Err(Error::parameter(name, parts, rule));
+            }
+        }
+        if plan.splits > 1 && (plan.parts > 1 || !can_split(plan.kernel)) {
+            let rule = "must be 1: attention_lanes and attention in parts one after another do not split keys side by side";
+            return Err(Error::parameter("plan.splits", plan.splits, rule));
+        }
+        let tier = plan.kernel.tier(&plan.configuration);
+        if let (true, Err(reason)) = (tier != Tier::Plain, self.tier_suits(tier)) {
+            let what = tier.to_string();
+            return Err(Error::Unsupported { what, reason });
+        }
+        // Kernels count workgroups, and what they make of their numbers, in 32 bits.
+        fold(self.groups_of(plan), capabilities, "attention").map(drop)
     }
 
     fn grid_is_empty(&self) -> bool {
@@ -492,16 +534,15 @@ impl AttentionProblem {
         capabilities.can_bind(kernel, &configuration)?;
         let (keys, channels) = (self.kv_len as u64, self.head_dim as u64);
         capabilities.can_loop(kernel, &configuration, keys, channels)?;
-        let rows = (self.q_len as u64)
-            .saturating_mul(self.heads as u64)
-            .saturating_mul(self.batch as u64);
+        let rows = match self.kv_len {
+            0 => 0,
+            _ => (self.q_len as u64)
+                .saturating_mul(self.heads as u64)
+                .saturating_mul(self.batch as u64),
+        };
         let (workspace_bytes, _) = self.gathered_tables();
         Ok(Plan {
-            grid: fold(
-                if self.kv_len == 0 { 0 } else { rows },
-                capabilities,
-                "attention weights",
-            )?,
+            grid: fold(rows, capabilities, "attention weights")?,
             groups: rows as u32,
             parts: 1,
             splits: 1,
@@ -641,6 +682,9 @@ impl AttentionProblem {
         capabilities: &Capabilities,
         tier: Tier,
     ) -> Vec<Configuration> {
+        if self.tier_suits(tier).is_err() {
+            return Vec::new();
+        }
         let mut all = variant(kernel, capabilities);
         all.retain(|c| c.rules.contains(&TILES_HALF) == (tier == Tier::Half));
         all.retain(|c| c.rules.contains(&MATRICES) == (tier == Tier::Matrices));
@@ -777,6 +821,9 @@ const FEWEST_KEYS_TILED: u64 = 256;
 /// Parts in which keys are split at most for the sake of speed.
 const MOST_SPLITS: u64 = 64;
 
+/// Parts of the keys that a plan may have at most: their numbers by a block's keys are counted in 32 bits.
+const MOST_PARTS: u32 = 1 << 20;
+
 /// The same configuration of a kernel that reads fours for operands whose rows begin anywhere; `None` where it takes them already, or
 /// is another kernel's.
 pub(super) fn unaligned(configuration: &Configuration) -> Option<Configuration> {
@@ -803,11 +850,11 @@ fn gathered_words(count: usize, bytes: u64) -> String {
 
 /// Queries (of the decode kernels: rows, a query of a head each) that one workgroup computes.
 pub(super) fn queries_per_group(kernel: &Kernel, configuration: &Configuration) -> u64 {
-    let (operation, form) = (kernel.operation, kernel.form);
-    let rows = match (operation, form) {
-        (Operation::Decode, _) => configuration.get("ROWS"),
-        (_, Form::Tiled) => 4 * configuration.get("DOWN"),
-        (_, Form::Lanes) => configuration.get("LANES") * configuration.get("ROWS"),
+    let number = |name: &str| u64::from(configuration.get(name));
+    let rows = match (kernel.operation, kernel.form) {
+        (Operation::Decode, _) => number("ROWS"),
+        (_, Form::Tiled) => 4 * number("DOWN"),
+        (_, Form::Lanes) => number("LANES") * number("ROWS"),
     };
-    u64::from(rows).max(1)
+    rows.max(1)
 }

@@ -61,7 +61,11 @@ pub fn expect_writable(path: &Path, replace: bool) -> Result<()> {
     in_folder.map_err(|error| io_error(folder, error))?;
     // (A link to nowhere is there, too.)
     match path.symlink_metadata() {
-        Ok(_) if replace => Ok(()),
+        Ok(_) if replace && path.metadata().is_ok_and(|there| there.is_file()) => Ok(()),
+        Ok(_) if replace => Err(io_error(
+            path,
+            IoError::new(ErrorKind::InvalidInput, "it is there and not a file"),
+        )),
         Ok(_) => {
             let words = "it is there already";
             Err(io_error(

@@ -127,7 +127,7 @@ pub struct Capabilities {
     pub offered_tiers: Vec<Tier>,
     /// Those of them that were found right, and that the planner may choose: none before [`Gpu::qualify`](crate::Gpu::qualify).
     pub qualified_tiers: Vec<Tier>,
-    /// Floating-point operations a second that a kernel gets out of the device at least: a cautious guess by its type, or what
+    /// Floating-point operations a second that kernels get out of the device: a cautious guess by its type, or half of what
     /// [`Gpu::measure_rate`](crate::Gpu::measure_rate) found. Plans cut dispatches by it.
     pub flops_per_second: u64,
     /// How long one dispatch may take, 200 ms unless said otherwise: systems stop a GPU that gives no sign of life for a second or
@@ -138,14 +138,14 @@ pub struct Capabilities {
 /// The bound of a dispatch, unless a caller says another.
 const LONGEST_DISPATCH: Duration = Duration::from_millis(200);
 
-/// What a device of a type computes at least, in floating-point operations a second: slow ones of their kind, with room to spare.
+/// What devices of a type compute, in floating-point operations a second: slow ones of their kind.
 /// (Too low a guess cuts a dispatch that would not need it, which costs microseconds.)
 fn cautious_rate(device_type: wgpu::DeviceType) -> u64 {
     match device_type {
         wgpu::DeviceType::DiscreteGpu => 200_000_000_000,
         wgpu::DeviceType::IntegratedGpu => 50_000_000_000,
         wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => 20_000_000_000,
-        wgpu::DeviceType::Cpu => 10_000_000_000,
+        wgpu::DeviceType::Cpu => 3_000_000_000,
     }
 }
 

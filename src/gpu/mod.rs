@@ -62,6 +62,8 @@ struct Inner {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Winner {
     pub(crate) kernel: String,
+    /// Its arithmetic, by the name in Rust.
+    pub(crate) tier: String,
     pub(crate) constants: Vec<(String, u32)>,
     pub(crate) splits: u32,
     /// Of a call of the winner, and of what planning chooses.

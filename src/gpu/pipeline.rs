@@ -30,6 +30,8 @@ struct PipelineKey {
     entry_point: &'static str,
     bindings: Vec<Binding>,
     params_size: usize,
+    /// Where `groups` and `first_group` stand in the parameters, if a dispatch can be cut.
+    range_at: Option<[usize; 2]>,
     needs_cleared_memory: bool,
     runtime_checks: bool,
 }
@@ -216,6 +218,14 @@ impl Gpu {
             entry_point: kernel.name,
             bindings: kernel.bound(configuration).copied().collect(),
             params_size: kernel.params.size,
+            range_at: ["groups", "first_group"]
+                .map(|name| {
+                    let at = kernel.params.offset_of(name)?;
+                    (at + 4 <= kernel.params.size).then_some(at)
+                })
+                .into_iter()
+                .collect::<Option<Vec<_>>>()
+                .and_then(|both| both.try_into().ok()),
             needs_cleared_memory: kernel.needs_cleared_memory,
             runtime_checks: self.runtime_checks || origin == Origin::Callers,
         };
@@ -303,11 +313,7 @@ impl Gpu {
             bindings: key.bindings.clone(),
             pipeline,
             layout,
-            range_at: kernel
-                .params
-                .offset_of("groups")
-                .zip(kernel.params.offset_of("first_group"))
-                .map(|(groups, first)| [groups, first]),
+            range_at: key.range_at,
         }
     }
 
@@ -451,6 +457,10 @@ impl Gpu {
         let mut groups = [0; 4];
         groups.copy_from_slice(&call.params[range_at[0]..][..4]);
         let groups = u32::from_ne_bytes(groups);
+        // A grid of a caller's own is dispatched as it is.
+        if fold(u64::from(groups), self.capabilities(), call.label)? != Some(call.grid) {
+            return Ok(whole);
+        }
         let each = groups.div_ceil(call.slices).max(1);
         let mut dispatches = Vec::new();
         for first in (0..groups).step_by(each as usize) {

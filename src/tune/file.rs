@@ -14,6 +14,7 @@
 //!     "winners": [{
 //!       "problem": "linear 1024 rows, 768 to 2304",
 //!       "kernel": "linear_tiled",
+//!       "tier": "Plain",
 //!       "constants": [["ROWS", 8], ["COLUMNS", 8]],
 //!       "splits": 1,
 //!       "seconds": 0.0004,
@@ -45,7 +46,7 @@ const DEVICE_KEYS: [&str; 4] = ["adapter", "driver", "driver_info", "backend"];
 
 impl Gpu {
     /// Writes what tuning found on this device to a file, beside what the file holds of other devices, and of this one by the same
-    /// driver and kernels. All of it or nothing.
+    /// driver and kernels. All of it or nothing; of two programs that do so at once one loses what it found.
     ///
     /// # Errors
     ///
@@ -85,6 +86,33 @@ impl Gpu {
             serde_json::to_writer_pretty(&mut *file, &all)?;
             file.write_all(b"\n")
         })
+    }
+
+    /// Whether [`save_tuning`](Self::save_tuning) could add to a file, as far as that shows without writing: it is not there, in a folder that is, or a
+    /// sound tuning file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] if it is there and holds something else, [`Error::Io`] if it is no file or cannot be read, or its folder is not there.
+    pub fn check_tuning(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        if let Some(text) = read(path)? {
+            return devices_of(&text)
+                .map(drop)
+                .map_err(|problem| Error::Format {
+                    path: path.display().to_string(),
+                    problem: format!("{problem}; it is left as it is: remove it, or name another"),
+                });
+        }
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let folder = folder.metadata().map_err(|error| io_error(path, error))?;
+        match folder.is_dir() && !folder.permissions().readonly() {
+            true => Ok(()),
+            false => Err(io_error(path, io::ErrorKind::PermissionDenied.into())),
+        }
     }
 
     /// Takes what a file of [`save_tuning`](Self::save_tuning) holds of this device, and returns how many problems that are; what was tuned
@@ -174,6 +202,13 @@ fn kernels_hash() -> String {
 /// The text of a file; `None` where there is none.
 fn read(path: &Path) -> Result<Option<String>> {
     let mut bytes = Vec::new();
+    // (To open a pipe would wait for whoever writes to it.)
+    if path.metadata().is_ok_and(|there| !there.is_file()) {
+        return Err(io_error(
+            path,
+            io::Error::new(io::ErrorKind::InvalidInput, "it is there and not a file"),
+        ));
+    }
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -231,6 +266,7 @@ fn winners_of(device: &Map<String, Value>) -> Vec<(String, Winner)> {
             .map(|constant| Some((constant[0].as_str()?.to_string(), number(&constant[1])?)));
         let winner = Winner {
             kernel: value["kernel"].as_str()?.to_string(),
+            tier: value["tier"].as_str()?.to_string(),
             constants: constants.collect::<Option<_>>()?,
             splits: number(&value["splits"])?,
             seconds: seconds(&value["seconds"])?,
@@ -250,6 +286,7 @@ fn entry(problem: &str, winner: &Winner) -> Value {
     json!({
         "problem": problem,
         "kernel": winner.kernel,
+        "tier": winner.tier,
         "constants": winner.constants,
         "splits": winner.splits,
         "seconds": winner.seconds,

@@ -93,6 +93,10 @@ impl fmt::Display for Tuned {
             for (name, value) in &plan.configuration.consts {
                 write!(f, " {name}={value}")?;
             }
+            let tier = plan.kernel.tier(&plan.configuration);
+            if tier != crate::Tier::Plain {
+                write!(f, ", {tier}")?;
+            }
             if plan.splits > 1 {
                 write!(f, ", keys in {} parts", plan.splits)?;
             }
@@ -197,7 +201,13 @@ impl AttentionProblem {
                 format!("{name} {}", window.unwrap_or_default()),
             );
         }
-        let alignment = rules.alignment.map(|alignment| format!("{alignment:?}"));
+        // Where the own key of a query lies counts only where a rule counts from it and there is more than one place.
+        let lengths_vary = q_len != kv_len || packed || rules.q_lens || rules.kv_lens;
+        let counts = rules.is_positional() && lengths_vary;
+        let alignment = rules
+            .alignment
+            .filter(|_| counts)
+            .map(|alignment| format!("{alignment:?}"));
         say(alignment.is_some(), alignment.unwrap_or_default());
         for (there, name) in [
             (rules.softcap.is_some(), "softcap"),
@@ -500,6 +510,7 @@ async fn tune<'a>(
         taken.taken = true;
         let kept = Winner {
             kernel: taken.plan.kernel.name.to_string(),
+            tier: tier_of(&taken.plan),
             constants: constants(&taken.plan.configuration),
             splits: taken.plan.splits,
             seconds: taken.seconds,
@@ -516,7 +527,12 @@ async fn tune<'a>(
     Ok(tuned)
 }
 
-/// Constants of a configuration as they are kept. Rules follow from the problem.
+/// The arithmetic of a plan, as it is kept.
+fn tier_of(plan: &Plan) -> String {
+    format!("{:?}", plan.kernel.tier(&plan.configuration))
+}
+
+/// Constants of a configuration as they are kept. Rules follow from the problem, but for the arithmetic.
 fn constants(configuration: &Configuration) -> Vec<(String, u32)> {
     let own = configuration.consts.iter();
     own.map(|(name, value)| (name.to_string(), *value))
@@ -535,6 +551,7 @@ fn chosen(
     };
     let is_it = |plan: &Plan| {
         plan.kernel.name == winner.kernel
+            && tier_of(plan) == winner.tier
             && plan.splits == winner.splits
             && constants(&plan.configuration) == winner.constants
     };

@@ -92,12 +92,18 @@ pub(super) fn of_attention(gpu: &Gpu, problem: &AttentionProblem) -> Result<Atte
         Tensor::from_slice(gpu, &[batch + 1], &starts)
     };
     let zeros = |count: usize| Tensor::from_slice(gpu, &[count], &vec![0f32; count]);
-    let out = Tensor::empty(gpu, &rows(q_len, heads, value_dim), out_type)?;
+    // (Rows of 16 bits begin on whole words.)
+    let out = Tensor::empty(
+        gpu,
+        &rows(q_len, heads, value_dim.next_multiple_of(2)),
+        out_type,
+    )?;
+    let channels = out.shape().len() - 1;
     Ok(AttentionOperands {
         q: view(noise(gpu, &rows(q_len, heads, head_dim), q_type))?,
         k: view(noise(gpu, &keys(head_dim), kv_type))?,
         v: view(noise(gpu, &keys(value_dim), kv_type))?,
-        out_view: out.view(),
+        out_view: out.view().slice(channels, 0..value_dim)?,
         out,
         mask: given(rules.mask, &|| {
             Tensor::from_slice(gpu, &[1, 1, 1, kv_len], &vec![true; kv_len])

@@ -1,6 +1,6 @@
 //! `bench`: what the kernels reach on this adapter, beside what the adapter itself reaches.
 
-use crate::{BackendOption, FormOption, Verdict, complain, open, say};
+use crate::{BackendOption, FormOption, Verdict, complain, load_tuning, open, say};
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -85,6 +85,10 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     }
     if let Some(path) = &options.json {
         expect_writable(path, options.force)?;
+        if options.tuning.as_ref() == Some(path) {
+            complain("--json names the file of --tuning; give it another name");
+            return Ok(Verdict::Unsound);
+        }
     }
     let gpu = open(&options.adapter, options.backend)?;
     let info = gpu.adapter_info();
@@ -114,7 +118,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     }
     let mut tuned = None;
     if let Some(file) = &options.tuning {
-        let known = gpu.load_tuning(file)?;
+        let known = load_tuning(&gpu, file)?;
         say(format_args!(
             "tuning      {}, {known} problems of this adapter",
             file.display()

@@ -13,10 +13,11 @@ mod verify;
 use clap::{Parser, Subcommand, ValueEnum};
 use std::fmt::Display;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use wgpu_attention::kernels::Form;
 use wgpu_attention::wgpu::Backends;
-use wgpu_attention::{Gpu, GpuOptions, Result};
+use wgpu_attention::{Error, Gpu, GpuOptions, Result};
 
 /// Multi-head attention as WGSL compute kernels on any vendor's GPU, checked against a CPU reference.
 #[derive(Parser)]
@@ -140,4 +141,21 @@ fn open(adapter: &Option<String>, backend: Option<BackendOption>) -> Result<Gpu>
         backends: backend.map(BackendOption::backends),
         ..Default::default()
     })
+}
+
+/// What a tuning file holds of this adapter. A name that is none is an error: the user has asked for it.
+fn load_tuning(gpu: &Gpu, file: &Path) -> Result<usize> {
+    std::fs::metadata(file).map_err(|source| Error::Io {
+        path: file.display().to_string(),
+        source,
+    })?;
+    gpu.check_tuning(file)?;
+    let known = gpu.load_tuning(file)?;
+    if known == 0 {
+        complain(format_args!(
+            "{}: it holds nothing of this adapter with this driver and these kernels; plans are those of the planner",
+            file.display()
+        ));
+    }
+    Ok(known)
 }

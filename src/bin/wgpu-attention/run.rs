@@ -1,6 +1,6 @@
 //! `run`: a real layer on real input, timed and checked.
 
-use crate::{BackendOption, FormOption, Verdict, open, say};
+use crate::{BackendOption, FormOption, Verdict, load_tuning, open, say};
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -396,7 +396,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     ));
 
     if let Some(file) = &options.tuning {
-        let known = gpu.load_tuning(file)?;
+        let known = load_tuning(&gpu, file)?;
         say(format_args!(
             "tuning      {}, {known} problems of this adapter",
             file.display()

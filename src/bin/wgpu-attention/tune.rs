@@ -4,17 +4,16 @@ use crate::{BackendOption, FormOption, Verdict, open, say};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
-use wgpu_attention::wgpu::DeviceType;
 use wgpu_attention::{
-    Alignment, AttentionProblem, AttentionRules, Capabilities, ElementType, LayerConfig,
-    LinearProblem, Result, TuneOptions,
+    ElementType, Error, LayerConfig, LayerShape, LayerWeights, MultiHeadAttention, Projection,
+    QkvWeights, Result, TuneOptions,
 };
 
 #[derive(Args)]
 #[command(after_help = "\
 Of a layer of d_model channels: its two projections and its attention, for calls of that many tokens, and for one token \
-against a cache of as many. `run --tuning FILE` and Gpu::load_tuning take what is kept; a file of another adapter, driver \
-or version is ignored.")]
+against a cache of as many. What is kept is taken by equal calls: by `run --tuning FILE`, `bench --tuning FILE`, and in a program after \
+Gpu::load_tuning. What is of another adapter, driver or version is not.")]
 pub(crate) struct Options {
     /// Channels of the layer
     #[arg(long, default_value_t = 768, value_name = "C")]
@@ -34,9 +33,9 @@ pub(crate) struct Options {
     /// Every token sees all others, not just those before it
     #[arg(long)]
     full: bool,
-    /// How queries, keys and values are stored
+    /// How the cache stores keys and values
     #[arg(long, value_enum, default_value = "f32")]
-    element: ElementOption,
+    cache_element: ElementOption,
     /// Seconds for each problem
     #[arg(long, default_value_t = 2.0, value_name = "S", value_parser = seconds)]
     seconds: f64,
@@ -82,52 +81,46 @@ fn seconds(text: &str) -> std::result::Result<f64, String> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<Verdict> {
-    let kv_heads = options.kv_heads.unwrap_or(options.heads);
-    let head_dim = LayerConfig::new(options.d_model, options.d_model, options.heads).head_dim()?;
-    let tune = TuneOptions::within(Duration::from_secs_f64(options.seconds));
-    let form = options.form.form();
-    let causal = |problem: AttentionProblem| AttentionProblem {
-        kv_heads,
-        rules: match options.full {
-            true => AttentionRules::default(),
-            false => AttentionRules::causal(Alignment::BottomRight),
-        },
-        form,
-        ..problem.stored_as(options.element.element_type())
+    let &Options {
+        d_model,
+        heads,
+        tokens,
+        batch,
+        ..
+    } = options;
+    let kv_heads = options.kv_heads.unwrap_or(heads);
+    let config = LayerConfig {
+        form: options.form.form(),
+        ..LayerConfig::new(d_model, d_model, heads)
+            .kv_heads(kv_heads)
+            .causal(!options.full)
     };
-    let prefill = causal(AttentionProblem::new(
-        options.batch,
-        options.heads,
-        options.tokens,
-        head_dim,
-    ));
-    let decode = AttentionProblem {
-        kv_len: options.tokens,
-        ..causal(AttentionProblem::new(
-            options.batch,
-            options.heads,
-            1,
-            head_dim,
-        ))
+    // What cannot be is an error before anything is opened.
+    let head_dim = config.head_dim()?;
+    for (name, value) in [("tokens", tokens), ("batch", batch)] {
+        if value == 0 {
+            return Err(Error::Parameter {
+                parameter: name,
+                value: "0".into(),
+                rule: "must be at least 1".into(),
+            });
+        }
+    }
+    let columns = kv_heads
+        .saturating_mul(2)
+        .saturating_add(heads)
+        .saturating_mul(head_dim);
+    let rows = columns.saturating_add(d_model);
+    let too_large = Error::Parameter {
+        parameter: "d_model",
+        value: d_model.to_string(),
+        rule: "must be small enough for the weights to fit the memory".into(),
     };
-    let fused = (options.heads.saturating_add(kv_heads.saturating_mul(2))).saturating_mul(head_dim);
-    let projections = [options.tokens, 1].into_iter().flat_map(|tokens| {
-        [fused, options.d_model].map(|d_out| LinearProblem {
-            batch: options.batch,
-            tokens,
-            d_in: options.d_model,
-            d_out,
-            form,
-            few: None,
-        })
-    });
-    let projections: Vec<LinearProblem> = projections.collect();
-    // What cannot be is an error before anything is measured.
-    let any = Capabilities::webgpu_defaults(DeviceType::Other);
-    projections
-        .iter()
-        .try_for_each(|problem| problem.plan(&any).map(drop))?;
-    prefill.plan(&any)?;
+    let Some(weights) = rows.checked_mul(d_model).filter(|count| *count < 1 << 32) else {
+        return Err(too_large);
+    };
+    let weights = vec![0.0; weights];
+    let (qkv, output) = weights.split_at(columns * d_model);
 
     let gpu = open(&options.adapter, options.backend)?;
     let info = gpu.adapter_info();
@@ -136,24 +129,44 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         gpu.describe(),
         format!("{} {}", info.driver, info.driver_info).trim()
     ));
-    // A file that could not be written afterwards is an error before anything is measured.
     if let Some(file) = &options.file {
+        // A file that cannot be added to is an error before anything is measured.
+        gpu.check_tuning(file)?;
         let known = gpu.load_tuning(file)?;
-        gpu.save_tuning(file)?;
         say(format_args!(
             "file        {}, {known} problems of this adapter",
             file.display()
         ));
     }
-    for problem in projections {
-        say(problem.tune_blocking(&gpu, &tune)?);
-    }
-    for problem in [prefill, decode] {
-        say(problem.tune_blocking(&gpu, &tune)?);
-    }
-    if let Some(file) = &options.file {
-        gpu.save_tuning(file)?;
-        say(format_args!("written     {}", file.display()));
+    let weights = LayerWeights {
+        qkv: QkvWeights::Fused(Projection::new(qkv)),
+        output: Some(Projection::new(output)),
+    };
+    let layer = MultiHeadAttention::new(&gpu, config, &weights)?;
+    let cache = layer
+        .cache_config(batch, tokens)
+        .stored_as(options.cache_element.element_type());
+    let tune = TuneOptions::within(Duration::from_secs_f64(options.seconds));
+    for (what, shape) in [
+        (
+            format!("a call of {tokens} tokens"),
+            LayerShape::new(batch, tokens),
+        ),
+        (
+            format!("a step on a cache of {tokens} tokens"),
+            LayerShape::cached(&cache, 1),
+        ),
+    ] {
+        say(format_args!(
+            "\n{what}: milliseconds a call, fastest first; * is taken from now on"
+        ));
+        for tuned in layer.tune_blocking(shape, &tune)? {
+            say(tuned);
+        }
+        if let Some(file) = &options.file {
+            gpu.save_tuning(file)?;
+            say(format_args!("written     {}", file.display()));
+        }
     }
     Ok(Verdict::Right)
 }
