@@ -724,8 +724,9 @@ impl AttentionProblem {
         let mut fitting: Vec<Configuration> = all.into_iter().filter(fits).collect();
         // Configurations come in sets of rules, any of which stands for the rules of this problem; but where there are some for
         // its kind of scores, those may have other sizes.
-        let of_its_kind =
-            |c: &Configuration| c.rules.contains(&SCORE_RULES) == self.rules.changes_scores();
+        // (A caller's own rule takes registers as score rules do.)
+        let changed = self.rules.changes_scores() || self.rules.rule.is_some();
+        let of_its_kind = |c: &Configuration| c.rules.contains(&SCORE_RULES) == changed;
         if fitting.iter().any(of_its_kind) {
             fitting.retain(of_its_kind);
         }
