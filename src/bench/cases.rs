@@ -186,6 +186,9 @@ pub static CASES: &[Case] = &[
     ALL.of(decode(16384, 32, 8, 128)),
     QUICK.of(linear(128, 768, 2304)),
     QUICK.of(linear(1024, 768, 2304)),
+    // One head's queries: 36 of these are what the fused projection above does at once.
+    ALL.of(linear(128, 768, 64)),
+    ALL.of(linear(1024, 768, 64)),
     QUICK_GPU.of(linear(4096, 4096, 4096)),
     QUICK.of(Work::Layer {
         batch: 5,
