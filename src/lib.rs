@@ -53,6 +53,8 @@
 //! - `cli` (default): the program `wgpu-attention`. An embedder turns it off with `default-features = false`.
 //! - `safetensors` (part of `cli`): golden case files (`case`), safetensors files (`tensor_file`) and the
 //!   weights of layers in them (`checkpoint`).
+//! - `tuning-file` (part of `cli`): what tuning found, kept in a file ([`Gpu::save_tuning`](Gpu)).
+//! - `results` (part of `cli`): files of benchmark results, their comparison and reports (`results`).
 
 mod attention;
 #[cfg(not(target_family = "wasm"))]
@@ -81,6 +83,8 @@ pub mod reference;
     feature = "tuning-file"
 ))]
 mod replace_file;
+#[cfg(all(feature = "results", not(target_family = "wasm")))]
+pub mod results;
 mod rotary;
 mod tensor;
 #[cfg(feature = "safetensors")]

@@ -307,7 +307,7 @@ fn peaks_are_measured_in_every_form() {
     let Some(gpu) = gpu() else { return };
     let peaks = Peaks::measure(&gpu).unwrap();
     let (compute, memory) = (
-        peaks.best(Bound::Compute).unwrap(),
+        peaks.best(Bound::F32).unwrap(),
         peaks.best(Bound::Memory).unwrap(),
     );
     // Anything that computes does more than that, and nothing more than a petaflop a second.

@@ -93,7 +93,11 @@ fn each_of(each: u32) -> Configuration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// f32 multiply-adds.
-    Compute,
+    F32,
+    /// f16 multiply-adds.
+    F16,
+    /// Multiply-adds of tiles of f16 by matrix units, with sums in f32.
+    Matrices,
     /// Bytes read and written.
     Memory,
 }
@@ -101,7 +105,9 @@ pub enum Bound {
 impl fmt::Display for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Bound::Compute => "compute",
+            Bound::F32 => "f32",
+            Bound::F16 => "f16",
+            Bound::Matrices => "matrices",
             Bound::Memory => "memory",
         })
     }
@@ -178,7 +184,7 @@ impl Peaks {
         let mut again = Vec::new();
         let best = |bound| self.best(bound).map(|peak| peak.form.as_str());
         for configuration in (MULTIPLY_ADD.configurations)() {
-            if best(Bound::Compute) == Some(&form(&MULTIPLY_ADD, &configuration)) {
+            if best(Bound::F32) == Some(&form(&MULTIPLY_ADD, &configuration)) {
                 again.push(multiply_add(gpu, &configuration)?);
             }
         }
@@ -210,10 +216,7 @@ impl Peaks {
             let share = amount as f64 / rate / seconds;
             (share.is_finite() && share > 0.0).then_some(Share { bound, share })
         };
-        let shares = [
-            allowed(Bound::Compute, flops),
-            allowed(Bound::Memory, bytes),
-        ];
+        let shares = [allowed(Bound::F32, flops), allowed(Bound::Memory, bytes)];
         let shares = shares.into_iter().flatten();
         shares.max_by(|a, b| a.share.total_cmp(&b.share))
     }
@@ -315,7 +318,7 @@ fn multiply_add(gpu: &Gpu, configuration: &Configuration) -> Result<Peak> {
     )?;
     let flops = 2 * each * groups * MULTIPLY_ADD_INVOCATIONS;
     let form = form(&MULTIPLY_ADD, configuration);
-    Ok(peak(Bound::Compute, form, flops, measured))
+    Ok(peak(Bound::F32, form, flops, measured))
 }
 
 /// What records that dispatch again and again.
@@ -447,8 +450,8 @@ mod tests {
         };
         let peaks = Peaks {
             forms: vec![
-                form(Bound::Compute, 80e9),
-                form(Bound::Compute, 100e9),
+                form(Bound::F32, 80e9),
+                form(Bound::F32, 100e9),
                 form(Bound::Memory, 10e9),
             ],
             dispatch_seconds: 0.0,
@@ -457,7 +460,7 @@ mod tests {
         };
         // 0.5 s of operations and 0.1 s of bytes in a second; then the other way round.
         let share = peaks.share(50_000_000_000, 1_000_000_000, 1.0).unwrap();
-        assert_eq!((share.bound, share.share), (Bound::Compute, 0.5));
+        assert_eq!((share.bound, share.share), (Bound::F32, 0.5));
         let share = peaks.share(1_000_000_000, 1_000_000_000, 0.2).unwrap();
         assert_eq!((share.bound, share.share), (Bound::Memory, 0.5));
         assert_eq!(peaks.share(0, 0, 1.0), None);

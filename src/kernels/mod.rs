@@ -129,6 +129,15 @@ impl Tier {
 }
 
 impl Tier {
+    /// In one word: `plain`, `half` or `matrices`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Plain => "plain",
+            Tier::Half => "half",
+            Tier::Matrices => "matrices",
+        }
+    }
+
     /// Their names, as wgpu has them.
     pub(crate) fn feature_names(self) -> String {
         let names = self.features().iter_names();
@@ -522,4 +531,36 @@ fn rule_sets() -> [Vec<Fragment>; 4] {
         vec![&MASK, &SCORE_RULES, &BIAS, &PAGES, &NO_RULE],
     ]
     .map(|set| set.into_iter().cloned().collect())
+}
+
+/// Of the text of all kernels: a changed one makes old times worth nothing.
+#[cfg(any(feature = "tuning-file", feature = "results"))]
+pub(crate) fn hash_of_all() -> String {
+    let texts = KERNELS.iter().map(|kernel| {
+        let fragments = kernel.fragments.iter().map(|fragment| &*fragment.source);
+        let fragments: String = fragments.collect();
+        let configurations = (kernel.configurations)().into_iter();
+        let configurations = configurations.map(|configuration| {
+            let rules: String = configuration
+                .rules
+                .iter()
+                .map(|rule| &*rule.source)
+                .collect();
+            format!("{configuration}{:016x}", hash(&rules))
+        });
+        format!(
+            "{fragments}{}{}",
+            kernel.source,
+            configurations.collect::<String>()
+        )
+    });
+    format!("{:016x}", hash(&texts.collect::<String>()))
+}
+
+/// A hash that is the same on every machine and for every compiler (FNV-1a of 64 bits,
+/// <http://www.isthe.com/chongo/tech/comp/fnv/>).
+pub(crate) fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }

@@ -24,9 +24,8 @@
 //! }
 //! ```
 
-use super::hash;
 use crate::gpu::{Gpu, Winner};
-use crate::kernels::KERNELS;
+use crate::kernels::hash_of_all;
 use crate::replace_file::{io_error, replace_file};
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -167,36 +166,13 @@ impl Gpu {
             "driver_info": info.driver_info,
             "backend": info.backend.to_str(),
             "crate": env!("CARGO_PKG_VERSION"),
-            "kernels": kernels_hash(),
+            "kernels": hash_of_all(),
         });
         match own {
             Value::Object(own) => own,
             _ => Map::new(),
         }
     }
-}
-
-/// Of the text of all kernels: a changed one makes old times worth nothing.
-fn kernels_hash() -> String {
-    let texts = KERNELS.iter().map(|kernel| {
-        let fragments = kernel.fragments.iter().map(|fragment| &*fragment.source);
-        let fragments: String = fragments.collect();
-        let configurations = (kernel.configurations)().into_iter();
-        let configurations = configurations.map(|configuration| {
-            let rules: String = configuration
-                .rules
-                .iter()
-                .map(|rule| &*rule.source)
-                .collect();
-            format!("{configuration}{:016x}", hash(&rules))
-        });
-        format!(
-            "{fragments}{}{}",
-            kernel.source,
-            configurations.collect::<String>()
-        )
-    });
-    format!("{:016x}", hash(&texts.collect::<String>()))
 }
 
 /// The text of a file; `None` where there is none.

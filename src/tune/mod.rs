@@ -10,7 +10,7 @@ mod file;
 mod operands;
 
 use crate::gpu::{Capabilities, Gpu, Winner};
-use crate::kernels::Configuration;
+use crate::kernels::{Configuration, hash};
 use crate::plan::Plan;
 use crate::tensor::Tensor;
 use crate::{
@@ -576,12 +576,4 @@ fn chosen(
             planned
         }
     }
-}
-
-/// A hash that is the same on every machine and for every compiler (FNV-1a of 64 bits,
-/// <http://www.isthe.com/chongo/tech/comp/fnv/>).
-fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }

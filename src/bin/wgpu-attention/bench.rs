@@ -201,7 +201,7 @@ fn bench(gpu: &Gpu, case: &Case, options: &Options, peaks: &Peaks) -> Result<Out
 }
 
 fn print_peaks(peaks: &Peaks) {
-    for (number, (bound, unit)) in [(Bound::Compute, "GFLOP/s"), (Bound::Memory, "GB/s")]
+    for (number, (bound, unit)) in [(Bound::F32, "GFLOP/s"), (Bound::Memory, "GB/s")]
         .into_iter()
         .enumerate()
     {
@@ -381,7 +381,7 @@ impl Report<'_> {
                 "tuned_problems": self.tuned,
             },
             "peaks": {
-                "flops_per_second": self.peaks.best(Bound::Compute).map(|peak| peak.rate),
+                "flops_per_second": self.peaks.best(Bound::F32).map(|peak| peak.rate),
                 "bytes_per_second": self.peaks.best(Bound::Memory).map(|peak| peak.rate),
                 "dispatch_s": self.peaks.dispatch_seconds,
                 "submission_s": self.peaks.submission_seconds,
