@@ -1,4 +1,4 @@
-// peak_multiply_add: what an adapter reaches in f32 multiply-adds where nothing else is in the way.
+// peak_multiply_add: what an adapter reaches in multiply-adds of Number where nothing else is in the way.
 //
 //     sum = sum * scale + step      CHAINS vectors of four sums an invocation, ROUNDS * REPEATS times
 //
@@ -7,7 +7,8 @@
 // from memory, one number an invocation is written (all of what was computed goes into it).
 //
 // One workgroup is 64 invocations. out: (groups * 64) f32.
-// CHAINS: vectors of sums. ROUNDS, REPEATS: how often; a loop of ROUNDS over REPEATS that are written out.
+// CHAINS: vectors of sums. ROUNDS, REPEATS: how often; a loop of ROUNDS over REPEATS that are written out. One of
+// shared/number_*: f32 or f16.
 
 @group(0) @binding(0)
 var<storage, read_write> out: array<f32>;
@@ -25,12 +26,12 @@ fn peak_multiply_add(
         return;
     }
     // Between 1/2 and 3/4, and different in each lane: the sums come to rest between 1/2 and 1, no compiler knows where.
-    let scale = vec4<f32>(0.5 + f32(thread) / 256.0);
-    let step = vec4<f32>(0.25);
-    var sums = array<vec4<f32>, CHAINS>();
+    let scale = vec4<Number>(Number(0.5 + f32(thread) / 256.0));
+    let step = vec4<Number>(0.25);
+    var sums = array<vec4<Number>, CHAINS>();
     // @unroll
     for (var i = 0u; i < CHAINS; i++) {
-        sums[i] = vec4<f32>(0.0, 1.0, 2.0, 3.0) + f32(number + i);
+        sums[i] = vec4<Number>(0.0, 1.0, 2.0, 3.0) + Number((number + i) & 63u);
     }
     for (var round = 0u; round < ROUNDS; round++) {
         // @unroll
@@ -41,10 +42,10 @@ fn peak_multiply_add(
             }
         }
     }
-    var all = vec4<f32>();
+    var all = vec4<Number>();
     // @unroll
     for (var i = 0u; i < CHAINS; i++) {
         all += sums[i];
     }
-    out[number * 64u + thread] = all.x + all.y + all.z + all.w;
+    out[number * 64u + thread] = f32(all.x + all.y + all.z + all.w);
 }

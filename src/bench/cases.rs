@@ -3,6 +3,8 @@
 use crate::attention::{Alignment, AttentionProblem, AttentionRules};
 use crate::element::ElementType;
 use crate::linear::LinearProblem;
+use crate::{Error, Result};
+use std::str::FromStr;
 
 /// A line of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -268,6 +270,66 @@ impl Work {
         }
     }
 
+    /// The sizes under their names in result files; those that it has.
+    pub fn sizes(&self) -> Vec<(&'static str, usize)> {
+        match *self {
+            Work::Attention {
+                tokens,
+                heads,
+                kv_heads,
+                head_dim,
+                ..
+            } => vec![
+                ("batch", 1),
+                ("heads", heads),
+                ("kv_heads", kv_heads),
+                ("q_len", tokens),
+                ("kv_len", tokens),
+                ("head_dim", head_dim),
+            ],
+            Work::Decode {
+                keys,
+                heads,
+                kv_heads,
+                head_dim,
+                ..
+            } => vec![
+                ("batch", 1),
+                ("heads", heads),
+                ("kv_heads", kv_heads),
+                ("q_len", 1),
+                ("kv_len", keys),
+                ("head_dim", head_dim),
+            ],
+            Work::Linear { rows, d_in, d_out } => {
+                vec![("rows", rows), ("d_in", d_in), ("d_out", d_out)]
+            }
+            Work::Layer {
+                batch,
+                tokens,
+                d_in,
+                d_out,
+                heads,
+            } => vec![
+                ("batch", batch),
+                ("q_len", tokens),
+                ("kv_len", tokens),
+                ("d_in", d_in),
+                ("d_out", d_out),
+                ("heads", heads),
+            ],
+        }
+    }
+
+    /// Whether a query sees only keys up to its own; `None` where there are no queries.
+    pub fn causal(&self) -> Option<bool> {
+        match *self {
+            Work::Attention { causal, .. } => Some(causal),
+            Work::Decode { .. } | Work::Layer { .. } => Some(true),
+            Work::Linear { .. } => None,
+        }
+    }
+
     /// `attention`, `decode`, `linear` or `layer`.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -489,6 +551,99 @@ impl Work {
             _ => None,
         }
     }
+}
+
+/// The reverse of [`Work::name`]: shapes beside the table are given by their names.
+///
+/// ```
+/// use wgpu_attention::bench::Work;
+///
+/// let work: Work = "decode-k300-h32kv8-d128-f16".parse()?;
+/// assert_eq!(work.name(), "decode-k300-h32kv8-d128-f16");
+/// # Ok::<(), wgpu_attention::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::Parameter`] if it is no such name, or a size is 0.
+impl FromStr for Work {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        parse(name).filter(|work| work.name() == name).ok_or_else(|| {
+            let rule = "expected a name like attention-causal-t1024-h12-d64-f32 (or -full-; grouped heads: h32kv8; f16, bf16; \
+                -fused), decode-k4096-h32kv8-d128-f16, linear-r128-768x2304-f32 or layer-causal-b1-t128-768x768-h12-f32, \
+                every size from 1 on";
+            Error::parameter("shape", format!("{name:?}"), rule)
+        })
+    }
+}
+
+/// The work of that name, if it is a name. (Numbers may still be written in another way.)
+fn parse(name: &str) -> Option<Work> {
+    let words: Vec<&str> = name.split('-').collect();
+    let number = |digits: &str| digits.parse().ok().filter(|number| *number > 0);
+    let after = |word: &str, letter: &str| number(word.strip_prefix(letter)?);
+    let pair = |word: &str| {
+        let (a, b) = word.split_once('x')?;
+        Some((number(a)?, number(b)?))
+    };
+    let heads = |word: &str| {
+        let heads = word.strip_prefix('h')?;
+        let (heads, kv_heads) = heads.split_once("kv").unwrap_or((heads, heads));
+        Some((number(heads)?, number(kv_heads)?))
+    };
+    let element = |word: &str| {
+        let all = [ElementType::F32, ElementType::F16, ElementType::BF16];
+        all.into_iter().find(|element| element.to_string() == word)
+    };
+    Some(match words[..] {
+        [
+            "attention",
+            rule,
+            tokens,
+            of,
+            head_dim,
+            stored,
+            ref layout @ ..,
+        ] => Work::Attention {
+            causal: match rule {
+                "causal" => true,
+                "full" => false,
+                _ => return None,
+            },
+            tokens: after(tokens, "t")?,
+            heads: heads(of)?.0,
+            kv_heads: heads(of)?.1,
+            head_dim: after(head_dim, "d")?,
+            element: element(stored)?,
+            layout: match layout {
+                [] => Layout::HeadMajor,
+                ["fused"] => Layout::Fused,
+                _ => return None,
+            },
+        },
+        ["decode", keys, of, head_dim, stored] => Work::Decode {
+            keys: after(keys, "k")?,
+            heads: heads(of)?.0,
+            kv_heads: heads(of)?.1,
+            head_dim: after(head_dim, "d")?,
+            element: element(stored)?,
+        },
+        ["linear", rows, channels, "f32"] => Work::Linear {
+            rows: after(rows, "r")?,
+            d_in: pair(channels)?.0,
+            d_out: pair(channels)?.1,
+        },
+        ["layer", "causal", batch, tokens, channels, of, "f32"] => Work::Layer {
+            batch: after(batch, "b")?,
+            tokens: after(tokens, "t")?,
+            d_in: pair(channels)?.0,
+            d_out: pair(channels)?.1,
+            heads: after(of, "h")?,
+        },
+        _ => return None,
+    })
 }
 
 /// The product, or the largest number where it is larger.

@@ -8,7 +8,8 @@ use super::prepared::noise;
 use crate::element::ElementType;
 use crate::gpu::{Call, Gpu, Origin, Pipeline, Timestamps, fold};
 use crate::kernels::{
-    Configuration, Form, GRID, Kernel, Operation, PEAK_PARAMS, PeakParams, params, read, write,
+    Configuration, Form, Fragment, GRID, Kernel, NUMBER_F16, NUMBER_F32, Operation, PEAK_PARAMS,
+    PeakParams, Tier, params, read, write,
 };
 use crate::operands::argument;
 use crate::tensor::{Tensor, TensorView};
@@ -21,16 +22,43 @@ static MULTIPLY_ADD: Kernel = Kernel {
     name: "peak_multiply_add",
     operation: Operation::Peak,
     form: Form::Tiled,
-    summary: "f32 multiply-adds in registers and nothing else",
+    summary: "multiply-adds in registers and nothing else",
     source: include_str!("../../shaders/peak_multiply_add.wgsl"),
     fragments: &[&GRID, &PEAK_PARAMS],
     bindings: &[write(0, "out"), params(1)],
     params: PeakParams::LAYOUT,
     // From what 16 vector registers hold to what hides a GPU's latency.
-    configurations: || [2, 3, 4, 8].map(chains_of).to_vec(),
+    configurations: || {
+        let of = |number: &Fragment| [2, 3, 4, 8].map(|chains| chains_of(chains, number));
+        [of(&NUMBER_F32), of(&NUMBER_F16)].concat()
+    },
     workgroup_bytes: |_| 0,
     invocations: |_| MULTIPLY_ADD_INVOCATIONS as u32,
     loop_iterations: |configuration, _, _| u64::from(configuration.get("ROUNDS")) + 1,
+    needs_cleared_memory: false,
+};
+
+static MATRICES: Kernel = Kernel {
+    name: "peak_matrices",
+    operation: Operation::Peak,
+    form: Form::Tiled,
+    summary: "multiply-adds by matrix units and nothing else",
+    source: include_str!("../../shaders/peak_matrices.wgsl"),
+    fragments: &[&GRID, &PEAK_PARAMS],
+    bindings: &[write(0, "out"), params(1)],
+    params: PeakParams::LAYOUT,
+    configurations: || {
+        vec![Configuration {
+            consts: vec![("ROUNDS", 256), ("REPEATS", 4)],
+            rules: Vec::new(),
+        }]
+    },
+    workgroup_bytes: |_| 2 * 2 * 256 + 4 * 3 * 4 * 256,
+    invocations: |_| MULTIPLY_ADD_INVOCATIONS as u32,
+    // Filling 8, tiles 4 (of ROUNDS each, if one subgroup has them all), adding up 48.
+    loop_iterations: |configuration, _, _| {
+        4 * (u64::from(configuration.get("ROUNDS")) + 1) + 8 + 48 + 3
+    },
     needs_cleared_memory: false,
 };
 
@@ -67,7 +95,7 @@ static READ: Kernel = Kernel {
 };
 
 /// The kernels that peaks are measured with.
-pub static PEAK_KERNELS: &[&Kernel] = &[&MULTIPLY_ADD, &COPY, &READ];
+pub static PEAK_KERNELS: &[&Kernel] = &[&MULTIPLY_ADD, &MATRICES, &COPY, &READ];
 
 const MULTIPLY_ADD_INVOCATIONS: u64 = 64;
 const MOVING_INVOCATIONS: u64 = 256;
@@ -75,10 +103,10 @@ const MOVING_INVOCATIONS: u64 = 256;
 /// Bytes of what one invocation moves at once.
 const VECTOR: u64 = 16;
 
-fn chains_of(chains: u32) -> Configuration {
+fn chains_of(chains: u32, number: &Fragment) -> Configuration {
     Configuration {
         consts: vec![("CHAINS", chains), ("ROUNDS", 256), ("REPEATS", 8)],
-        rules: Vec::new(),
+        rules: vec![number.clone()],
     }
 }
 
@@ -156,8 +184,15 @@ impl Peaks {
     /// [`Error::Shader`] if the driver refuses a kernel, [`Error::OutOfMemory`], [`Error::DeviceLost`].
     pub fn measure(gpu: &Gpu) -> Result<Self> {
         let mut forms = Vec::new();
-        for configuration in (MULTIPLY_ADD.configurations)() {
-            forms.push(multiply_add(gpu, &configuration)?);
+        for (bound, kernel, configuration) in computing(gpu) {
+            match computed(gpu, bound, kernel, &configuration) {
+                Ok(peak) => forms.push(peak),
+                // Nothing but a peak is lost where a driver refuses what not every adapter has.
+                Err(error @ Error::Shader { .. }) if bound != Bound::F32 => {
+                    log::warn!("no peak of {bound}: {error}");
+                }
+                Err(error) => return Err(error),
+            }
         }
         let buffers = Buffers::new(gpu)?;
         for kernel in [&COPY, &READ] {
@@ -182,21 +217,21 @@ impl Peaks {
     /// As [`measure`](Self::measure).
     pub fn again(&self, gpu: &Gpu) -> Result<Vec<Peak>> {
         let mut again = Vec::new();
-        let best = |bound| self.best(bound).map(|peak| peak.form.as_str());
-        for configuration in (MULTIPLY_ADD.configurations)() {
-            if best(Bound::F32) == Some(&form(&MULTIPLY_ADD, &configuration)) {
-                again.push(multiply_add(gpu, &configuration)?);
+        let is_best = |bound, form: &str| self.best(bound).is_some_and(|best| best.form == form);
+        for (bound, kernel, configuration) in computing(gpu) {
+            if is_best(bound, &form(kernel, &configuration)) {
+                again.push(computed(gpu, bound, kernel, &configuration)?);
             }
         }
         let buffers = Buffers::new(gpu)?;
         for kernel in [&COPY, &READ] {
             for configuration in (kernel.configurations)() {
-                if best(Bound::Memory) == Some(&form(kernel, &configuration)) {
+                if is_best(Bound::Memory, &form(kernel, &configuration)) {
                     again.push(buffers.moved(gpu, kernel, &configuration)?);
                 }
             }
         }
-        if best(Bound::Memory) == Some(COPIED) {
+        if is_best(Bound::Memory, COPIED) {
             again.push(buffers.copied(gpu)?);
         }
         Ok(again)
@@ -208,23 +243,52 @@ impl Peaks {
         forms.max_by(|a, b| a.rate.total_cmp(&b.rate))
     }
 
-    /// How near work of that many operations and bytes, which took so long, comes to what binds it; `None` for no work or no
-    /// time.
-    pub fn share(&self, flops: u64, bytes: u64, seconds: f64) -> Option<Share> {
+    /// How near work of that many operations and bytes, which took so long, comes to what binds it: memory, or the fastest
+    /// arithmetic that its tier may use. `None` for no work or no time.
+    pub fn share(&self, tier: Tier, flops: u64, bytes: u64, seconds: f64) -> Option<Share> {
         let allowed = |bound, amount: u64| {
             let rate = self.best(bound)?.rate;
             let share = amount as f64 / rate / seconds;
             (share.is_finite() && share > 0.0).then_some(Share { bound, share })
         };
-        let shares = [allowed(Bound::F32, flops), allowed(Bound::Memory, bytes)];
-        let shares = shares.into_iter().flatten();
-        shares.max_by(|a, b| a.share.total_cmp(&b.share))
+        // (Half-precision tiles are multiplied and added in f32.)
+        let arithmetic = match tier {
+            Tier::Plain | Tier::Half => [Some(Bound::F32), None],
+            Tier::Matrices => [Some(Bound::F32), Some(Bound::Matrices)],
+        };
+        let least = |a: &Share, b: &Share| a.share.total_cmp(&b.share);
+        let computing = arithmetic
+            .into_iter()
+            .flatten()
+            .filter_map(|bound| allowed(bound, flops))
+            .min_by(least);
+        let shares = [computing, allowed(Bound::Memory, bytes)];
+        shares.into_iter().flatten().max_by(least)
     }
 }
 
 /// A kernel's form in words.
 fn form(kernel: &Kernel, configuration: &Configuration) -> String {
     format!("{} [{configuration}]", kernel.name)
+}
+
+/// Every form of a peak of arithmetic that the device has the features for. (Matrix units must have shown first that they are right.)
+fn computing(gpu: &Gpu) -> Vec<(Bound, &'static Kernel, Configuration)> {
+    let capabilities = gpu.capabilities();
+    let multiply_adds = (MULTIPLY_ADD.configurations)().into_iter();
+    let multiply_adds = multiply_adds.map(|own| match own.rules.contains(&NUMBER_F16) {
+        true => (Bound::F16, &MULTIPLY_ADD, own),
+        false => (Bound::F32, &MULTIPLY_ADD, own),
+    });
+    let matrices = (MATRICES.configurations)().into_iter();
+    multiply_adds
+        .chain(matrices.map(|own| (Bound::Matrices, &MATRICES, own)))
+        .filter(|(bound, _, _)| match bound {
+            Bound::F16 => capabilities.offers(Tier::Half),
+            Bound::Matrices => capabilities.has_qualified(Tier::Matrices),
+            Bound::F32 | Bound::Memory => true,
+        })
+        .collect()
 }
 
 /// The form that is the driver's own copy of buffers.
@@ -290,10 +354,21 @@ fn dispatch(
 /// A dispatch is made so long at least, by more workgroups: what it costs to begin one does not count then.
 const LEAST_DISPATCH: f64 = 4e-3;
 
-fn multiply_add(gpu: &Gpu, configuration: &Configuration) -> Result<Peak> {
-    let pipeline = gpu.pipeline(&MULTIPLY_ADD, configuration, Origin::Own)?;
+/// By a kernel that computes.
+fn computed(
+    gpu: &Gpu,
+    bound: Bound,
+    kernel: &'static Kernel,
+    configuration: &Configuration,
+) -> Result<Peak> {
+    let pipeline = gpu.pipeline(kernel, configuration, Origin::Own)?;
     let constant = |name: &str| u64::from(configuration.get(name));
-    let each = 4 * constant("CHAINS") * constant("ROUNDS") * constant("REPEATS");
+    let turns = constant("ROUNDS") * constant("REPEATS");
+    // Multiply-adds of a workgroup: vectors of four in every invocation, or three sums of each of four tiles.
+    let each = match bound {
+        Bound::Matrices => turns * 3 * 4 * 16 * 16 * 16,
+        _ => turns * 4 * constant("CHAINS") * MULTIPLY_ADD_INVOCATIONS,
+    };
     let most = u64::from(gpu.capabilities().max_groups_per_axis.clamp(1, 65_535));
     let out = Tensor::empty(
         gpu,
@@ -316,9 +391,12 @@ fn multiply_add(gpu: &Gpu, configuration: &Configuration) -> Result<Peak> {
         &options(),
         &mut recorder(gpu, &pipeline, None, &out, groups),
     )?;
-    let flops = 2 * each * groups * MULTIPLY_ADD_INVOCATIONS;
-    let form = form(&MULTIPLY_ADD, configuration);
-    Ok(peak(Bound::F32, form, flops, measured))
+    Ok(peak(
+        bound,
+        form(kernel, configuration),
+        2 * each * groups,
+        measured,
+    ))
 }
 
 /// What records that dispatch again and again.
@@ -459,11 +537,15 @@ mod tests {
             copied_bytes: 0,
         };
         // 0.5 s of operations and 0.1 s of bytes in a second; then the other way round.
-        let share = peaks.share(50_000_000_000, 1_000_000_000, 1.0).unwrap();
+        let share = peaks
+            .share(Tier::Plain, 50_000_000_000, 1_000_000_000, 1.0)
+            .unwrap();
         assert_eq!((share.bound, share.share), (Bound::F32, 0.5));
-        let share = peaks.share(1_000_000_000, 1_000_000_000, 0.2).unwrap();
+        let share = peaks
+            .share(Tier::Plain, 1_000_000_000, 1_000_000_000, 0.2)
+            .unwrap();
         assert_eq!((share.bound, share.share), (Bound::Memory, 0.5));
-        assert_eq!(peaks.share(0, 0, 1.0), None);
-        assert_eq!(peaks.share(1, 1, f64::NAN), None);
+        assert_eq!(peaks.share(Tier::Plain, 0, 0, 1.0), None);
+        assert_eq!(peaks.share(Tier::Plain, 1, 1, f64::NAN), None);
     }
 }

@@ -4,7 +4,7 @@ use super::cases::{Layout, Work};
 use super::measure::Recorder;
 use crate::compare::{Comparison, Tolerance, compare};
 use crate::gpu::{Gpu, Timestamps};
-use crate::kernels::Form;
+use crate::kernels::{Form, Tier};
 use crate::plan::Plan;
 use crate::tensor::{Tensor, TensorView};
 use crate::{
@@ -20,6 +20,10 @@ use half::{bf16, f16};
 pub struct PrepareOptions {
     /// The form of the kernels; `None` leaves it to the planner.
     pub form: Option<Form>,
+    /// The kernel, by its name; `None` leaves it to the planner. Of its configurations the planner's is taken, else the first.
+    pub kernel: Option<String>,
+    /// The arithmetic; `None` leaves it to the planner.
+    pub tier: Option<Tier>,
     /// Where moving bytes is most of the work, successive calls get operands of their own until these are that many
     /// bytes, so that a cache which outlives a call does not flatter. 0: one set of operands.
     pub working_set: u64,
@@ -32,7 +36,11 @@ impl PrepareOptions {
             wgpu::DeviceType::Cpu => 128 << 20,
             _ => 512 << 20,
         };
-        PrepareOptions { form, working_set }
+        PrepareOptions {
+            form,
+            working_set,
+            ..Default::default()
+        }
     }
 }
 
@@ -70,14 +78,79 @@ impl Prepared {
         let sets = sets.clamp(1, MOST_SETS) as usize;
         let made = if let Some(mut problem) = work.attention_problem() {
             problem.form = options.form;
-            Made::Attention(Box::new(AttentionCase::new(gpu, work, problem, sets)?))
+            problem.tier = options.tier;
+            let attention = match &options.kernel {
+                None => Attention::new(gpu, problem)?,
+                Some(kernel) => {
+                    let plans = problem.candidates(gpu.capabilities())?;
+                    let plan = plan_by(kernel, plans, work)?;
+                    Attention::from_plan(gpu, problem, plan)?
+                }
+            };
+            Made::Attention(Box::new(AttentionCase::new(gpu, work, attention, sets)?))
         } else if let Some(mut problem) = work.linear_problem() {
+            expect_plain(work, options.tier)?;
             problem.form = options.form;
-            Made::Linear(Box::new(LinearCase::new(gpu, problem)?))
+            let linear = match &options.kernel {
+                None => Linear::new(gpu, problem)?,
+                Some(kernel) => {
+                    let plan = plan_by(kernel, problem.candidates(gpu.capabilities())?, work)?;
+                    Linear::from_plan(gpu, problem, plan)?
+                }
+            };
+            Made::Linear(Box::new(LinearCase::new(gpu, linear)?))
         } else {
+            expect_plain(work, options.tier)?;
             Made::Layer(Box::new(LayerCase::new(gpu, work, options.form)?))
         };
-        Ok(Prepared { work: *work, made })
+        let prepared = Prepared { work: *work, made };
+        match &options.kernel {
+            // (Of a layer the planner alone chooses.)
+            Some(kernel) if !prepared.kernels().contains(&kernel.as_str()) => {
+                Err(no_such_plan(kernel, work, &prepared.kernels()))
+            }
+            _ => Ok(prepared),
+        }
+    }
+
+    /// The kernels that could compute such work on this device, the planner's first. (Of a layer: those that it is planned with.)
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn kernels_for(
+        gpu: &Gpu,
+        work: &Work,
+        options: &PrepareOptions,
+    ) -> Result<Vec<&'static str>> {
+        let capabilities = gpu.capabilities();
+        let plans = if let Some(mut problem) = work.attention_problem() {
+            problem.form = options.form;
+            problem.tier = options.tier;
+            problem.candidates(capabilities)?
+        } else if let Some(mut problem) = work.linear_problem() {
+            problem.form = options.form;
+            problem.candidates(capabilities)?
+        } else {
+            return Ok(Vec::new());
+        };
+        let mut names: Vec<&str> = Vec::new();
+        for plan in plans {
+            if !names.contains(&plan.kernel.name) {
+                names.push(plan.kernel.name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// The arithmetic of a call: the fastest that any of its dispatches has.
+    pub fn tier(&self) -> Tier {
+        let tiers = self.plans().into_iter();
+        let mut tiers: Vec<Tier> = tiers
+            .map(|plan| plan.kernel.tier(&plan.configuration))
+            .collect();
+        tiers.sort_by_key(|tier| Tier::FASTER.iter().position(|faster| faster == tier));
+        tiers.last().copied().unwrap_or(Tier::Plain)
     }
 
     /// What is computed.
@@ -233,6 +306,33 @@ impl Prepared {
     }
 }
 
+/// The first of these plans by that kernel.
+fn plan_by(kernel: &str, plans: Vec<Plan>, work: &Work) -> Result<Plan> {
+    let mut names: Vec<&str> = plans.iter().map(|plan| plan.kernel.name).collect();
+    names.dedup();
+    let error = no_such_plan(kernel, work, &names);
+    let mut plans = plans.into_iter();
+    plans.find(|plan| plan.kernel.name == kernel).ok_or(error)
+}
+
+fn no_such_plan(kernel: &str, work: &Work, names: &[&str]) -> Error {
+    Error::Unsupported {
+        what: format!("{} by {kernel}", work.name()),
+        reason: format!("this device computes it by {}", names.join(", ")),
+    }
+}
+
+/// Projections and layers have f32 arithmetic alone.
+fn expect_plain(work: &Work, tier: Option<Tier>) -> Result<()> {
+    match tier {
+        None | Some(Tier::Plain) => Ok(()),
+        Some(tier) => Err(Error::Unsupported {
+            what: format!("{} with {tier}", work.name()),
+            reason: "only attention has faster tiers".into(),
+        }),
+    }
+}
+
 /// Rows of the result: where each begins in the output, and what it should be.
 type Rows = Vec<(usize, Vec<f64>)>;
 
@@ -268,7 +368,7 @@ struct Set {
 }
 
 impl AttentionCase {
-    fn new(gpu: &Gpu, work: &Work, problem: AttentionProblem, sets: usize) -> Result<Self> {
+    fn new(gpu: &Gpu, work: &Work, attention: Attention, sets: usize) -> Result<Self> {
         let AttentionProblem {
             heads,
             kv_heads,
@@ -277,8 +377,7 @@ impl AttentionCase {
             head_dim,
             q_type,
             ..
-        } = problem;
-        let attention = Attention::new(gpu, problem)?;
+        } = *attention.problem();
         let fused = layout_of(work) == Layout::Fused;
         let values = |count: usize, seed| Ok(rounded(noise(count, 1.0, seed)?, q_type));
         let host = match fused {
@@ -430,14 +529,13 @@ struct LinearCase {
 }
 
 impl LinearCase {
-    fn new(gpu: &Gpu, problem: LinearProblem) -> Result<Self> {
+    fn new(gpu: &Gpu, linear: Linear) -> Result<Self> {
         let LinearProblem {
             tokens,
             d_in,
             d_out,
             ..
-        } = problem;
-        let linear = Linear::new(gpu, problem)?;
+        } = *linear.problem();
         let x_host = noise(tokens.saturating_mul(d_in), 1.0, 1)?;
         let weight_host = noise(d_out.saturating_mul(d_in), spread(d_in), 2)?;
         Ok(LinearCase {

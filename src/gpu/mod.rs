@@ -146,6 +146,30 @@ impl Gpu {
         pollster::block_on(Self::open(options))
     }
 
+    /// Opens every adapter that `options` and the environment let through, best first: for each the device or why not. One that
+    /// several backends offer is there several times.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoAdapter`], [`Error::AdapterNotFound`] as [`open`](Self::open).
+    pub async fn open_all(options: &GpuOptions) -> Result<Vec<Result<Self>>> {
+        let mut opened = Vec::new();
+        for candidate in adapter::candidates(options).await? {
+            opened.push(Self::open_adapter(&candidate, options).await);
+        }
+        Ok(opened)
+    }
+
+    /// [`open_all`](Self::open_all), waiting on this thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`open_all`](Self::open_all).
+    #[cfg(not(target_family = "wasm"))]
+    pub fn open_all_blocking(options: &GpuOptions) -> Result<Vec<Result<Self>>> {
+        pollster::block_on(Self::open_all(options))
+    }
+
     async fn open_adapter(candidate: &wgpu::Adapter, options: &GpuOptions) -> Result<Self> {
         let info = candidate.get_info();
         let features = adapter::wanted_features(candidate.features(), options.experimental);

@@ -201,6 +201,10 @@ pub static APPEND_PARAMS: Fragment = fragment!("shared/append_params");
 pub static COPY_PARAMS: Fragment = fragment!("shared/copy_params");
 /// `PeakParams`.
 pub static PEAK_PARAMS: Fragment = fragment!("shared/peak_params");
+/// Peaks of f32.
+pub static NUMBER_F32: Fragment = fragment!("shared/number_f32");
+/// Peaks of f16.
+pub static NUMBER_F16: Fragment = fragment!("shared/number_f16");
 /// How decode kernels share out work.
 pub static SHARE: Fragment = fragment!("shared/share");
 /// Four channels of k or v in one load, f32.

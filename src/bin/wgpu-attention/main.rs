@@ -1,12 +1,15 @@
 //! The program `wgpu-attention`: runs the layer, lists adapters, checks case files, measures.
 //!
 //! One file a subcommand; each is thin over the library. Exit status: 0 all is well, 1 a result is wrong,
-//! 2 the request or its files are unsound (one line on standard error says what).
+//! 2 the request or its files are unsound (one line on standard error says what), 130 interrupted.
 
 mod bench;
+mod compare;
 mod info;
+mod interrupt;
 mod qualify;
 mod run;
+mod table;
 mod tune;
 mod verify;
 
@@ -15,6 +18,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use wgpu_attention::kernels::Form;
 use wgpu_attention::wgpu::Backends;
 use wgpu_attention::{Error, Gpu, GpuOptions, Result};
@@ -27,7 +31,7 @@ use wgpu_attention::{Error, Gpu, GpuOptions, Result};
     after_help = "\
 Environment: WGPU_BACKEND (vulkan, metal, dx12, gl) and WGPU_ADAPTER_NAME (part of a name) choose the adapter; \
 RUST_LOG=wgpu_attention=debug shows every plan.
-Exit status: 0 all is well, 1 a result is wrong, 2 the request or its files are unsound."
+Exit status: 0 all is well, 1 a result is wrong, 2 the request or its files are unsound, 130 interrupted."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -46,8 +50,10 @@ enum Command {
     Tune(tune::Options),
     /// Run golden case files and compare with their stored results
     Verify(verify::Options),
-    /// Measure the kernels on this adapter, beside the adapter's own peaks
+    /// Measure the kernels on one or more adapters, beside the adapters' own peaks
     Bench(bench::Options),
+    /// Compare result files of `bench`: ratios, and what is only noise
+    Compare(compare::Options),
 }
 
 /// The form of the kernels, as the command line names it.
@@ -98,6 +104,8 @@ enum Verdict {
     Wrong,
     /// Nothing was shown.
     Unsound,
+    /// Somebody pressed Ctrl-C: what was done until then was kept.
+    Interrupted,
 }
 
 fn main() -> ExitCode {
@@ -110,11 +118,20 @@ fn main() -> ExitCode {
         Some(Command::Tune(options)) => tune::run(&options),
         Some(Command::Verify(options)) => verify::run(&options),
         Some(Command::Bench(options)) => bench::run(&options),
+        Some(Command::Compare(options)) => compare::run(&options),
     };
+    let result = result.and_then(|verdict| match UNSAID.get() {
+        None => Ok(verdict),
+        Some(reason) => Err(Error::Io {
+            path: "standard output".into(),
+            source: std::io::Error::other(reason.clone()),
+        }),
+    });
     match result {
         Ok(Verdict::Right) => ExitCode::SUCCESS,
         Ok(Verdict::Wrong) => ExitCode::from(1),
         Ok(Verdict::Unsound) => ExitCode::from(2),
+        Ok(Verdict::Interrupted) => ExitCode::from(interrupt::STATUS),
         Err(error) => {
             complain(error);
             ExitCode::from(2)
@@ -122,9 +139,28 @@ fn main() -> ExitCode {
     }
 }
 
-/// A line on standard output. A reader who has gone away (`| head`) is no reason to panic.
+/// Why standard output could not be written, if it could not (a full disk).
+static UNSAID: OnceLock<String> = OnceLock::new();
+
+/// A line on standard output. A reader who has gone away (`| head`) is no reason to panic, and no error.
 fn say(line: impl Display) {
-    let _ = writeln!(std::io::stdout(), "{line}");
+    say_all(format_args!("{line}\n"));
+}
+
+/// Text on standard output that ends its own lines.
+fn say_all(text: impl Display) {
+    let mut out = std::io::stdout();
+    match write!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            let _ = UNSAID.set(error.to_string());
+        }
+        _ => {}
+    }
+}
+
+/// A line on standard error that is no complaint.
+fn tell(line: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// One line on standard error, however many lines the words have.

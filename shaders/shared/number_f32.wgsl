@@ -1,0 +1,2 @@
+// What a peak is measured in.
+alias Number = f32;
