@@ -126,7 +126,7 @@ torch_there() {
 }
 
 main() {
-    local bench=(bench --json) kind torch=() measured=no tokens
+    local bench=(bench --save) kind torch=() measured=no tokens
     if [[ ${1:-} == --pack && $# -eq 2 ]]; then
         find_parts
         pack "$2"
@@ -185,6 +185,10 @@ main() {
         [[ -s $FOLDER/bench.json ]] && measured=yes
     else
         fail "this program has no \`bench\`: nothing was timed"
+    fi
+
+    if [[ $measured == yes ]] && has report; then
+        part report "$TABLE_S" "$PROGRAM" report "$FOLDER/bench.json" -o "$FOLDER/report.html" || true
     fi
 
     if [[ $measured == yes ]] && torch_there; then

@@ -19,6 +19,7 @@ set -euo pipefail
 # Every tests/*.rs is in exactly one of these three lists.
 GPU_FREE_TESTS=(
     shaders
+    results
 )
 GPU_TESTS=(
     kernels

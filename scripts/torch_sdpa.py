@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times PyTorch's scaled_dot_product_attention on the shapes of a `wgpu-attention bench --json` file.
+"""Times PyTorch's scaled_dot_product_attention on the shapes of a `wgpu-attention bench --save` file.
 
   torch_sdpa.py BENCH.json OUT.json [--device cuda] [--seconds 60]   times each attention and decode shape in f32, f16, bf16
   torch_sdpa.py --table BENCH.json [OUT.json]                        prints both beside each other (no torch needed)
@@ -18,7 +18,7 @@ import time
 TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
-def read(path):
+def read(path, schema):
     try:
         with open(path, encoding="utf-8") as file:
             report = json.load(file)
@@ -26,9 +26,21 @@ def read(path):
         sys.exit(f"{path}: {error}")
     if not isinstance(report, dict):
         sys.exit(f"{path}: expected an object")
-    if report.get("schema") != 1:
-        sys.exit(f"{path}: expected schema 1, got {report.get('schema')!r}")
+    if report.get("schema") != schema:
+        sys.exit(f"{path}: expected schema {schema}, got {report.get('schema')!r}")
     return report
+
+
+def read_bench(path):
+    """The first run of a file of results, as complete as the file."""
+    report = read(path, 2)
+    if not report.get("runs"):
+        sys.exit(f"{path}: it has no run")
+    return dict(report["runs"][0], complete=report["complete"])
+
+
+def sizes_of(case):
+    return dict(case["sizes"], causal=case["causal"])
 
 
 def shapes(report):
@@ -36,7 +48,7 @@ def shapes(report):
     seen = {}
     for case in report["cases"]:
         if case["kind"] in ("attention", "decode"):
-            sizes = {key: value for key, value in case["sizes"].items() if key != "layout"}
+            sizes = sizes_of(case)
             # As many sets in turn as there, so that neither is flattered by a cache.
             sets = case.get("operand_sets", 1)
             seen.setdefault(json.dumps(sizes, sort_keys=True), (sizes, case["flops"], sets))
@@ -127,8 +139,8 @@ def measure(arguments):
 
 
 def table(arguments):
-    report = read(arguments.bench)
-    torch_report = read(arguments.out) if arguments.out else None
+    report = read_bench(arguments.bench)
+    torch_report = read(arguments.out, 1) if arguments.out else None
     rows = [("case", "type", "this, ms", "GFLOP/s", "torch, ms", "GFLOP/s", "this / torch")]
     theirs = {}
     for entry in torch_report["cases"] if torch_report else []:
@@ -145,14 +157,13 @@ def table(arguments):
         rows.append((name, element, ms(own_s), rate(flops, own_s), ms(other_s), rate(flops, other_s), ratio))
 
     for case in report["cases"]:
-        sizes = {key: value for key, value in case["sizes"].items() if key != "layout"}
-        key = json.dumps(sizes, sort_keys=True), case["type"]
+        key = json.dumps(sizes_of(case), sort_keys=True), case["type"]
         shown.add(key)
-        row(case["name"], case["type"], case, theirs.get(key))
+        name = f"{case['name']}@{case['variant']}" if case.get("variant") else case["name"]
+        row(name, case["type"], case, theirs.get(key))
     names = {}
     for case in report["cases"]:
-        sizes = {key: value for key, value in case["sizes"].items() if key != "layout"}
-        names.setdefault(json.dumps(sizes, sort_keys=True), case["name"].rsplit(f"-{case['type']}", 1)[0])
+        names.setdefault(json.dumps(sizes_of(case), sort_keys=True), case["name"].rsplit(f"-{case['type']}", 1)[0])
     for key, entry in theirs.items():
         if key not in shown:
             row(names.get(key[0], key[0]), key[1], None, entry)

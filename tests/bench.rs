@@ -39,6 +39,43 @@ fn names_are_unique_and_stay() {
     }
 }
 
+/// A name says everything: it can be given where a shape is asked for.
+#[test]
+fn a_name_is_read_back_and_nothing_else_is() {
+    for case in CASES {
+        assert_eq!(case.work.name().parse::<Work>().unwrap(), case.work);
+    }
+    for name in [
+        "attention-full-t7-h6kv3-d5-bf16-fused",
+        "decode-k1-h1-d256-f16",
+        "linear-r1-2x3-f32",
+        "layer-causal-b2-t3-4x6-h3-f32",
+    ] {
+        assert_eq!(name.parse::<Work>().unwrap().name(), name);
+    }
+    for name in [
+        "",
+        "attention",
+        "attention-causal-t0-h1-d1-f32",
+        "attention-causal-t-1-h1-d1-f32",
+        "attention-causal-t01-h1-d1-f32",
+        "attention-causal-t+1-h1-d1-f32",
+        "attention-causal-t1-h2kv2-d1-f32",
+        "attention-causal-t1-h1-d1-f64",
+        "attention-causal-t1-h1-d1-f32-fused-",
+        "attention-causal-t99999999999999999999-h1-d1-f32",
+        "decode-k1-h1-d1",
+        "linear-r1-2x3-f16",
+        "linear-r1-2x3x4-f32",
+        "layer-full-b1-t1-1x1-h1-f32",
+        "Attention-causal-t1-h1-d1-f32",
+        " decode-k1-h1-d1-f32",
+    ] {
+        let error = name.parse::<Work>().unwrap_err();
+        assert!(matches!(error, Error::Parameter { .. }), "{name}: {error}");
+    }
+}
+
 fn attention(causal: bool, tokens: usize, heads: usize, kv_heads: usize) -> Work {
     Work::Attention {
         causal,

@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use support::{Random, gpu};
 use wgpu_attention::compare::{Tolerance, compare};
 use wgpu_attention::reference;
+use wgpu_attention::results::ResultFile;
 use wgpu_attention::tensor_file::{TensorFile, write_tensors};
 
 const CASES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases");
@@ -782,7 +783,7 @@ fn bench_checks_a_case_measures_it_and_writes_what_it_found() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bench.json").display().to_string();
     let name = "layer-causal-b5-t6-3x18-h2-f32";
-    let arguments = ["bench", "--case", name, "--samples", "3", "--json", &path];
+    let arguments = ["bench", "--case", name, "--samples", "3", "--save", &path];
     let output = program(&arguments);
     let shown = text(&output.stdout);
     let errors = text(&output.stderr);
@@ -790,9 +791,9 @@ fn bench_checks_a_case_measures_it_and_writes_what_it_found() {
     for word in [
         name,
         &gpu.adapter_info().name,
-        "compute",
+        "f32",
         "memory",
-        "1 cases measured",
+        "1 case measured",
     ] {
         assert!(shown.contains(word), "expected {word:?} in:\n{shown}");
     }
@@ -800,25 +801,35 @@ fn bench_checks_a_case_measures_it_and_writes_what_it_found() {
         serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap()
     };
     let file = read();
-    assert_eq!(file["schema"], 1);
+    assert_eq!(file["schema"], 2);
     assert_eq!(file["complete"], true);
-    assert_eq!(file["adapter"]["name"], gpu.adapter_info().name);
-    let cases = file["cases"].as_array().unwrap();
+    let run = &file["runs"][0];
+    assert_eq!(run["adapter"]["name"], gpu.adapter_info().name);
+    let cases = run["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 1);
     assert_eq!(cases[0]["name"], name);
     assert_eq!(cases[0]["status"], "measured");
-    assert_eq!(cases[0]["wall"]["samples_s"].as_array().unwrap().len(), 3);
+    let rounds = cases[0]["wall"]["rounds_s"].as_array().unwrap();
+    let samples = rounds.iter().map(|round| round.as_array().unwrap().len());
+    assert_eq!(samples.collect::<Vec<_>>(), [3, 3, 3]);
     assert_eq!(
         cases[0]["flops"],
         2 * 30 * (3 * 54 + 18 * 18) + 5 * 4 * 18 * 21
     );
     let share = cases[0]["share_of_peak"].as_f64().unwrap();
     assert!(share > 0.0 && share < 1.0, "{share}");
-    let rates = &file["peaks"];
-    assert_eq!(rates["after"].as_array().unwrap().len(), 2);
+    let rates = &run["peaks"];
+    // The best of each peak after each round.
+    let peaks = if gpu.capabilities().offers(wgpu_attention::Tier::Half) {
+        3
+    } else {
+        2
+    };
+    assert_eq!(rates["after"].as_array().unwrap().len(), 3 * peaks);
     assert!(shown.contains("peaks after the cases"), "{shown}");
-    assert!(rates["flops_per_second"].as_f64().unwrap() > 1e8);
+    assert!(rates["f32_flops_per_second"].as_f64().unwrap() > 1e8);
     assert!(rates["bytes_per_second"].as_f64().unwrap() > 1e8);
+    ResultFile::load(&path).unwrap();
 
     // What is there is not replaced unasked, and that is said before anything is measured.
     refused(&program(&arguments), &["bench.json", "already"]);
@@ -890,7 +901,7 @@ fn tune_keeps_what_it_finds_and_run_and_bench_take_it() {
         "layer-causal-b5",
         "--tuning",
         &file,
-        "--json",
+        "--save",
         &file,
         "--force",
     ];
@@ -924,17 +935,124 @@ fn bench_lists_its_cases_and_refuses_what_it_does_not_have() {
         &program(&["bench", "--case", "no-such-case"]),
         &["no-such-case", "--list"],
     );
+    refused(
+        &program(&["bench", "--quick", "--case", "k16384"]),
+        &["quick set"],
+    );
     if gpu.adapter_info().device_type == wgpu_attention::wgpu::DeviceType::Cpu {
-        refused(&program(&["bench", "--case", "t16384-"]), &["GPUs"]);
+        let output = program(&["bench", "--case", "t16384-"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("GPUs"));
     }
+    for shape in [
+        "attention-causal-t0-h1-d1-f32",
+        "attention",
+        "linear-r1-2x-f32",
+        "",
+    ] {
+        let output = program(&["bench", "--shape", shape]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(
+            text(&output.stderr).contains("decode-k4096"),
+            "{}",
+            text(&output.stderr)
+        );
+    }
+    let output = program(&["bench", "--kernel", "no_such_kernel"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("attention_tiled"));
     let nowhere = [
         "bench",
         "--case",
         "b5-t6",
-        "--json",
+        "--save",
         "/no/such/folder/b.json",
     ];
     refused(&program(&nowhere), &["/no/such/folder"]);
+}
+
+/// A shape beside the table, by each kernel that can compute it, in every format; a kernel that cannot is told.
+#[test]
+fn bench_takes_shapes_kernels_and_formats() {
+    if gpu().is_none() {
+        return;
+    }
+    let shape = "attention-causal-t7-h2-d8-f32";
+    let bench = |more: &[&str]| {
+        let common = ["bench", "--shape", shape, "--samples", "1", "--rounds", "1"];
+        program(&[&common, more].concat())
+    };
+    let output = bench(&["--kernel", "all", "--format", "json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let cases = json["runs"][0]["cases"].as_array().unwrap();
+    // Seven queries: kernels for many and for few.
+    assert!(cases.len() >= 2, "{cases:?}");
+    for case in cases {
+        assert_eq!(case["name"], shape);
+        let kernels = case["kernels"].as_array().unwrap();
+        assert!(kernels.contains(&case["variant"]), "{case}");
+    }
+    let output = bench(&["--kernel", "linear_few"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stdout).contains("linear_few is not supported"));
+    let csv = text(&bench(&["--format", "csv"]).stdout);
+    assert_eq!(csv.lines().count(), 2, "{csv}");
+    assert!(csv.contains(shape), "{csv}");
+    let markdown = text(&bench(&["--format", "markdown"]).stdout);
+    assert!(markdown.contains(&format!("| {shape} |")), "{markdown}");
+    let noise = bench(&["--check-noise"]);
+    assert_eq!(noise.status.code(), Some(0), "{}", text(&noise.stderr));
+    assert!(text(&noise.stdout).contains("two runs differ by"));
+}
+
+/// Ctrl-C keeps what is done; a full disk is one line and status 2.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupted_bench_leaves_a_file_of_what_was_done() {
+    if gpu().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("part.json");
+    let shown = path.display().to_string();
+    let child = Command::new(env!("CARGO_BIN_EXE_wgpu-attention"))
+        .args(["bench", "--case", "layer-causal-b5", "--rounds", "100"])
+        .args(["--samples", "10000", "--save", &shown])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Until the first case is in it.
+    let measured = || {
+        let file = ResultFile::load(&path).ok()?;
+        let case = file.runs.first()?.cases.first()?.clone();
+        Some((file.complete, case))
+    };
+    while measured().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let interrupted = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(interrupted.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("interrupted"));
+    let (complete, case) = measured().unwrap();
+    assert!(!complete && case.measured().is_some());
+
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_wgpu-attention"))
+        .args(["bench", "--list"])
+        .stdout(full)
+        .output()
+        .unwrap();
+    refused(&output, &["standard output"]);
 }
 
 /// A reader that goes away early is no reason to panic.
