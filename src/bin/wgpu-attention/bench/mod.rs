@@ -147,6 +147,8 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     };
     keeper.keep(&file)?;
     let bar = progress();
+    // Adapters that were given up.
+    let mut lost = 0;
     for gpu in &gpus {
         let (works, left_out) = chosen(options, gpu);
         if works.is_empty() {
@@ -172,14 +174,25 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
             budget: Duration::from_millis(if options.quick { 500 } else { 1500 }),
             tuning: options.tuning.as_deref(),
         };
-        let run = suite.measure(&bar, &mut |run| {
-            file.runs.push(run.clone());
-            let kept = keeper.keep(&file);
-            file.runs.pop();
-            kept
+        let before = file.runs.len();
+        let measured = suite.measure(&bar, &mut |run| {
+            file.runs.truncate(before);
+            file.runs.push(run);
+            keeper.keep(&file)
         });
         bar.set_message("");
-        file.runs.push(run?);
+        match measured {
+            Ok(()) => {}
+            // What cannot be written, or is asked for in vain, is so with the next adapter, too.
+            Err(error @ (Error::Io { .. } | Error::Format { .. })) => return Err(error),
+            Err(error) => {
+                lost += 1;
+                tell(format_args!("{}: given up: {error}", gpu.describe()));
+                if file.runs.len() == before {
+                    continue;
+                }
+            }
+        }
         if options.format == Format::Table {
             bar.suspend(|| say_all(show::run(&file, file.runs.len() - 1)));
         }
@@ -188,7 +201,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         }
     }
     bar.finish_and_clear();
-    file.complete = !interrupt::requested();
+    file.complete = !interrupt::requested() && lost == 0;
     keeper.keep(&file)?;
     match options.format {
         Format::Table => {}
@@ -196,7 +209,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         Format::Json => say_all(file.to_json()),
         Format::Csv => say_all(show::cases(&file).csv()),
     }
-    conclude(&file, begin.elapsed(), options)
+    conclude(&file, lost, begin.elapsed(), options)
 }
 
 /// The file that is kept: as it is so far, again and again.
@@ -336,7 +349,7 @@ fn progress() -> ProgressBar {
 }
 
 /// How it ended, in words and as a verdict.
-fn conclude(file: &ResultFile, took: Duration, options: &Options) -> Result<Verdict> {
+fn conclude(file: &ResultFile, lost: usize, took: Duration, options: &Options) -> Result<Verdict> {
     let (mut measured, mut wrong, mut reason) = (0, 0, None);
     for case in file.runs.iter().flat_map(|run| &run.cases) {
         match &case.outcome {
@@ -359,7 +372,7 @@ fn conclude(file: &ResultFile, took: Duration, options: &Options) -> Result<Verd
         tell(format_args!("written     {}", path.display()));
     }
     Ok(match () {
-        () if wrong > 0 => Verdict::Wrong,
+        () if wrong > 0 || lost > 0 => Verdict::Wrong,
         () if interrupt::requested() => Verdict::Interrupted,
         () if measured == 0 => {
             complain(match reason {

@@ -63,7 +63,7 @@ struct Measuring {
 }
 
 impl Suite<'_> {
-    /// Goes through all rounds, and calls `keep` with what is there after each case. Ends early, with what is done, when somebody wants the program to end.
+    /// Goes through all rounds, and calls `keep` with what is there after each case and at the end. Ends early when somebody wants the program to end.
     ///
     /// # Errors
     ///
@@ -71,8 +71,8 @@ impl Suite<'_> {
     pub(super) fn measure(
         &self,
         bar: &ProgressBar,
-        keep: &mut dyn FnMut(&Run) -> Result<()>,
-    ) -> Result<Run> {
+        keep: &mut dyn FnMut(Run) -> Result<()>,
+    ) -> Result<()> {
         let tuned_problems = match self.tuning {
             Some(file) => Some(load_tuning(self.gpu, file)?),
             None => None,
@@ -110,11 +110,11 @@ impl Suite<'_> {
                     Err(error) => slot.state = State::Over(refused_or_failed(&error)),
                 }
                 bar.inc(1);
-                keep(&now(&slots, &after))?;
+                keep(now(&slots, &after))?;
             }
             after.extend(peaks.again(self.gpu)?);
         }
-        Ok(now(&slots, &after))
+        keep(now(&slots, &after))
     }
 
     /// The ways in which a case is measured.
