@@ -323,12 +323,6 @@ gpu_tests() {
         fail "$adapter: GPU_TESTS is empty"
     fi
     for target in "${GPU_TESTS[@]}" "$@"; do
-        # SwiftShader's compiler takes gigabytes and minutes for some kernels that are drawn there; the rules that they are drawn from
-        # are tested on it by the others.
-        if [[ $adapter == swiftshader && $target == random ]]; then
-            summary+=("  swiftshader: tests/random.rs is left out, since its compiler does not come to an end with some of its kernels")
-            continue
-        fi
         cargo_test "$adapter-$target" 1 --test "$target"
     done
     # They check what they show, and fail where it is not so.

@@ -36,6 +36,9 @@ var<uniform> params: AttentionParams;
 
 const THREADS: u32 = ACROSS * DOWN;
 const ROWS: u32 = 4u;
+// Rows whose pairs are judged at once. Rules that do arithmetic or branch for each pair take one row after the other: written out for all
+// pairs, they were what compilers take longest for (SwiftShader minutes and gigabytes).
+const ROWS_JUDGED: u32 = 1u + 3u * PLAIN_SCORES * UNRULED;
 const BLOCK_Q: u32 = DOWN * ROWS;
 const BLOCK_K: u32 = ACROSS * KEYS;
 const CHUNK: u32 = 16u;
@@ -241,20 +244,39 @@ fn attention_tiled(
         var hidden = array<u32, ROWS>();
         var peak = vec4<u32>();
         if (hides_some) {
-            // @unroll
-            for (var r = 0u; r < ROWS; r++) {
-                let from_key = key_first(item, first_row + r);
-                let limit = key_limit(item, first_row + r);
-                // Rules are asked about pairs that are there, whatever their answer counts for.
-                let row = min(first_row + r, last_query);
+            for (var turn = 0u; turn < ROWS; turn += ROWS_JUDGED) {
                 // @unroll
-                for (var c = 0u; c < KEYS; c++) {
-                    let key = first_key + (c / 4u * ACROSS + local.x) * 4u + c % 4u;
-                    let pair = judge(item, score[r * KEY_FOURS + c / 4u][c % 4u], row, min(key, seen_to - 1u));
-                    let seen = pair.visible & (key >= from_key) & (key < limit);
-                    hidden[r] |= select(1u << c, 0u, seen);
-                    score[r * KEY_FOURS + c / 4u][c % 4u] = pair.score;
-                    peak[r] = max(peak[r], select(0u, rank_of(pair.score), seen));
+                for (var r = 0u; r < ROWS_JUDGED; r++) {
+                    let from_key = key_first(item, first_row + turn + r);
+                    let limit = key_limit(item, first_row + turn + r);
+                    // Rules are asked about pairs that are there, whatever their answer counts for.
+                    let row = min(first_row + turn + r, last_query);
+                    var of_row = 0u;
+                    var peak_of_row = 0u;
+                    // @unroll
+                    for (var c = 0u; c < KEYS; c++) {
+                        let key = first_key + (c / 4u * ACROSS + local.x) * 4u + c % 4u;
+                        let pair = judge(item, score[r * KEY_FOURS + c / 4u][c % 4u], row, min(key, seen_to - 1u));
+                        let seen = pair.visible & (key >= from_key) & (key < limit);
+                        of_row |= select(1u << c, 0u, seen);
+                        score[r * KEY_FOURS + c / 4u][c % 4u] = pair.score;
+                        peak_of_row = max(peak_of_row, select(0u, rank_of(pair.score), seen));
+                    }
+                    hidden[r] = of_row;
+                    peak[r] = peak_of_row;
+                }
+                // The next rows take the place of these: no index is known at run time alone. (After the last turn all are where they were.)
+                let judged = score;
+                // @unroll
+                for (var s = 0u; s < ROWS * KEY_FOURS; s++) {
+                    score[s] = judged[(s + ROWS_JUDGED * KEY_FOURS) % (ROWS * KEY_FOURS)];
+                }
+                let hidden_before = hidden;
+                let peak_before = peak;
+                // @unroll
+                for (var r = 0u; r < ROWS; r++) {
+                    hidden[r] = hidden_before[(r + ROWS_JUDGED) % ROWS];
+                    peak[r] = peak_before[(r + ROWS_JUDGED) % ROWS];
                 }
             }
         } else {

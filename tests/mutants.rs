@@ -580,6 +580,33 @@ static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
         &[(LANES, "& (keys[j] >= from_key[r])", "")],
     ),
     mutant(
+        "scores judged by rows that stay where they are",
+        TILED,
+        &[(
+            TILED,
+            "judged[(s + ROWS_JUDGED * KEY_FOURS) % (ROWS * KEY_FOURS)]",
+            "judged[s]",
+        )],
+    ),
+    mutant(
+        "peaks of rows judged before lost",
+        TILED,
+        &[(
+            TILED,
+            "peak_before[(r + ROWS_JUDGED) % ROWS]",
+            "peak_before[r]",
+        )],
+    ),
+    mutant(
+        "hidden keys of rows judged before lost",
+        TILED,
+        &[(
+            TILED,
+            "hidden_before[(r + ROWS_JUDGED) % ROWS]",
+            "hidden_before[r]",
+        )],
+    ),
+    mutant(
         "channels of v counted as those of q",
         TILED,
         &[(

@@ -48,6 +48,7 @@ fn configurations(kernel: &Kernel) -> Vec<Configuration> {
         ruled.rules.push(Fragment {
             name: "rule".into(),
             source: "const RULED: bool = true;
+const UNRULED: u32 = 0u;
 fn may_attend(batch: u32, head: u32, query: u32, key: u32) -> bool {
     return (query ^ key) % 3u != batch;
 }

@@ -1,6 +1,7 @@
 // softcap, then ALiBi and a bias. A bias of -infinity hides the key, whatever the product is; any other bias is a
 // number.
 const SCORED: bool = true;
+const PLAIN_SCORES: u32 = 0u;
 
 fn score_rules(item: Item, product: f32, query: u32, key: u32) -> Pair {
     let distance = abs(i32(query) + item.own - i32(key));

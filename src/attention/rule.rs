@@ -148,7 +148,7 @@ impl Rule {
             return Err(refuse("a barrier: a rule may not synchronise".into()));
         }
         let mut linked = renamed(&source, &module).map_err(refuse)?;
-        linked.push_str("\nconst RULED: bool = true;\n");
+        linked.push_str("\nconst RULED: bool = true;\nconst UNRULED: u32 = 0u;\n");
         if !found[0] {
             linked.push_str(&format!("{MAY_ATTEND} {{\n    return true;\n}}\n"));
         }

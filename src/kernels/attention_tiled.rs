@@ -55,7 +55,11 @@ pub(super) static KERNEL: Kernel = Kernel {
         let slice = 1 + u64::from(shape.slice / shape.value_keys.max(1)) * values;
         let slices = u64::from(shape.block_k / shape.slice.max(1));
         let chunks = channels.div_ceil(u64::from(CHUNK)).saturating_mul(chunk);
-        let block = (2 + slices * slice).saturating_add(chunks);
+        // Where rules change scores, or there is a caller's own, one row after the other.
+        let rules = &configuration.rules;
+        let written_out = rules.contains(&PLAIN_SCORES) && rules.contains(&NO_RULE);
+        let judged = loops(if written_out { 1 } else { 4 });
+        let block = (2 + judged + slices * slice).saturating_add(chunks);
         keys.div_ceil(u64::from(shape.block_k.max(1)))
             .saturating_mul(block)
             .saturating_add(1)
