@@ -19,6 +19,7 @@ set -euo pipefail
 # Every tests/*.rs is in exactly one of these three lists.
 GPU_FREE_TESTS=(
     shaders
+    report
 )
 GPU_TESTS=(
     kernels
@@ -185,6 +186,10 @@ missing_packages() {
     command -v cc >/dev/null || wanted+=(gcc libc6-dev)
     for stage in "$@"; do
         case $stage in
+        free)
+            # Reports are looked at in a browser.
+            command -v chromium >/dev/null || command -v google-chrome >/dev/null || wanted+=(chromium)
+            ;;
         lavapipe)
             wanted+=(libvulkan1)
             lavapipe_icd >/dev/null || wanted+=(mesa-vulkan-drivers)

@@ -15,10 +15,13 @@
 //! ```
 //!
 //! - `file.rs`: the schema, reading (a file is somebody else's bytes) and writing.
+//! - `report/`: one HTML page of them, with charts.
 
 mod file;
+mod report;
 
 pub use file::{
     Adapter, CaseResult, Clock, LabelledRun, Limits, MeasuredCase, MeasuredPeaks, Outcome,
     PeakForm, ResultFile, Run, SCHEMA, Settings, System, Times, labelled,
 };
+pub use report::{report, report_charts};

@@ -6,6 +6,7 @@
 mod bench;
 mod info;
 mod qualify;
+mod report;
 mod run;
 mod tune;
 mod verify;
@@ -48,6 +49,8 @@ enum Command {
     Verify(verify::Options),
     /// Measure the kernels on this adapter, beside the adapter's own peaks
     Bench(bench::Options),
+    /// Draw saved results of one or more adapters as one HTML page
+    Report(report::Options),
 }
 
 /// The form of the kernels, as the command line names it.
@@ -110,6 +113,7 @@ fn main() -> ExitCode {
         Some(Command::Tune(options)) => tune::run(&options),
         Some(Command::Verify(options)) => verify::run(&options),
         Some(Command::Bench(options)) => bench::run(&options),
+        Some(Command::Report(options)) => report::run(&options),
     };
     match result {
         Ok(Verdict::Right) => ExitCode::SUCCESS,
