@@ -592,6 +592,7 @@ fn folder() -> PathBuf {
 fn nothing_is_outside_its_chart_at_any_width() {
     let Some(chromium) = chromium() else { return };
     let folder = folder();
+    let mut wrong = Vec::new();
     for (name, files) in all_pages() {
         let html = page(&folder, name, &files);
         for outside in ["http://", "https://", "url(", "@import", "src="] {
@@ -602,14 +603,14 @@ fn nothing_is_outside_its_chart_at_any_width() {
         }
         let found = problems(&chromium, &folder, name, &html, &[320, 360, 700, 900, 1400]);
         println!("{name}: {}", found[0]);
-        assert!(found.len() == 1, "{name}:\n{}", found[1..].join("\n"));
+        wrong.extend(found[1..].iter().map(|problem| format!("{name} {problem}")));
         let charts = match name {
             "unmeasured" => "1 charts",
             "one" => "7 charts",
             _ => " charts",
         };
         assert!(found[0].contains(charts), "{name}: {}", found[0]);
-        for (width, scheme) in [(360, 1), (1400, 1), (1400, 0)] {
+        for (width, scheme) in [(360, 1), (1400, 0)] {
             let shot = folder.join(format!("{name}-{width}-{}.png", ["dark", "light"][scheme]));
             let _ = std::fs::remove_file(&shot);
             let frame = folder.join(name).join(format!("{width}.html"));
@@ -634,6 +635,7 @@ fn nothing_is_outside_its_chart_at_any_width() {
             );
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

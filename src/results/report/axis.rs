@@ -252,7 +252,10 @@ mod tests {
         assert_eq!(labels(&own), ["128", "1024", "16384"]);
         let lengths = [100.0, 101.0, 102.0, 4000.0];
         let powers = Axis::lengths(&lengths, 300.0, |_| 50.0);
-        assert_eq!(labels(&powers), ["128", "256", "512", "1024", "2048"]);
+        assert_eq!(
+            labels(&powers),
+            ["128", "256", "512", "1024", "2048", "4096"]
+        );
         for lengths in [&[][..], &[1.0], &[0.0, 1e19], &[1e18, 1e18]] {
             let axis = Axis::lengths(lengths, 200.0, |_| 50.0);
             assert!(axis.high > axis.low && axis.ticks.len() < 20, "{axis:?}");

@@ -461,8 +461,13 @@ pub(super) fn roofline(number_of_run: usize, label: &str, run: &Run, roof: Roof)
     picture(format!("roofline-{number_of_run}"), description, |size| {
         let font = size.font;
         let line = size.line();
-        // Room above the highest roof for a label of each, of the memory's, and of what was moved out of the way.
-        let labels = roofs.len() as i32 + 1;
+        let rate = number(run.peaks.bytes_per_second / 1e9);
+        let memory_words = match size.is_narrow() {
+            true => vec!["memory".to_string(), format!("{rate} GB/s")],
+            false => vec![format!("memory {rate} GB/s")],
+        };
+        // Room above the highest roof for a label of each and of the memory's.
+        let labels = (roofs.len() + memory_words.len()) as i32;
         let room = f64::from(labels * line + 10) / f64::from(size.height);
         let span = roof.y.1 - roof.y.0;
         let y_range = (roof.y.0, roof.y.1 + span * room / (1.0 - room));
@@ -513,44 +518,36 @@ pub(super) fn roofline(number_of_run: usize, label: &str, run: &Run, roof: Roof)
                 at = last + 1;
             }
             let above = Anchor(HPos::Right, VPos::Bottom);
+            let mut leftmost = Vec::new();
             for ((name, rate), bottom) in roofs.iter().zip(&bottoms) {
                 let words = format!("{name} {} GFLOP/s", number(10f64.powf(*rate)));
                 let at = (inside.right - 4, *bottom);
+                leftmost.push((at.0 - width(&words, font), *bottom));
                 text(area, &words, at, style(font, INK, false, above))?;
             }
-            // The memory's stands above its line, where that is as high as the label's end; or above all else.
-            let words = format!("memory {} GB/s", number(run.peaks.bytes_per_second / 1e9));
-            let end_of_words = inside.left + 8 + width(&words, font);
-            let ridge = diagonal[1].0;
-            let widest_roof = roofs
-                .iter()
-                .map(|(name, rate)| {
-                    width(
-                        &format!("{name} {} GFLOP/s", number(10f64.powf(*rate))),
-                        font,
-                    )
-                })
-                .max()
-                .unwrap_or(0);
-            let fits_beside = end_of_words + 12 + widest_roof < inside.right;
-            let bottom = if end_of_words < ridge {
-                let share = f64::from(end_of_words - diagonal[0].0)
-                    / f64::from((ridge - diagonal[0].0).max(1));
-                let rise = f64::from(diagonal[0].1 - diagonal[1].1);
-                let on_line = diagonal[0].1 - (share.max(0.0) * rise) as i32;
-                on_line.min(inside.bottom - 8) - 6
-            } else if fits_beside {
-                diagonal[1].1 - 6
-            } else {
-                bottoms.last().map_or(diagonal[1].1, |bottom| bottom - line)
+            // The memory's stands above its line, as low as its end allows; above all else where another is there already.
+            let left = inside.left + 8;
+            let widest = memory_words.iter().map(|words| width(words, font)).max();
+            let end = left + widest.unwrap_or(0);
+            let [low, ridge] = [diagonal[0], diagonal[1]];
+            let share = f64::from(end - low.0) / f64::from((ridge.0 - low.0).max(1));
+            let rise = f64::from(low.1 - ridge.1) * share.clamp(0.0, 1.0);
+            let mut bottom = (low.1 - rise as i32).min(inside.bottom - 8) - 6;
+            let height = line * memory_words.len() as i32;
+            let meets = |(other_left, other_bottom): &(i32, i32)| {
+                end + 8 > *other_left
+                    && bottom > other_bottom - line
+                    && bottom - height < *other_bottom
             };
+            if leftmost.iter().any(meets) {
+                bottom = bottoms.iter().min().map_or(bottom, |bottom| bottom - line);
+            }
             let above = Anchor(HPos::Left, VPos::Bottom);
-            text(
-                area,
-                &words,
-                (inside.left + 8, bottom),
-                style(font, INK, false, above),
-            )
+            for (number, words) in memory_words.iter().rev().enumerate() {
+                let at = (left, bottom - line * number as i32);
+                text(area, words, at, style(font, INK, false, above))?;
+            }
+            Ok(())
         })
     })
 }

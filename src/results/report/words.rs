@@ -44,10 +44,10 @@ pub(super) fn number(value: f64) -> String {
     grouped(&format!("{value:.decimals$}"))
 }
 
-/// A mark of an axis, `digit * 10^exponent`: `0.05`, `200`, `10,000`, `1e9`.
+/// A mark of an axis, `digit * 10^exponent`: `0.05`, `200`, `10,000`, `1e6`.
 pub(super) fn tick(digit: u32, exponent: i32) -> String {
     match exponent {
-        0..=6 => grouped(&format!("{digit}{}", "0".repeat(exponent as usize))),
+        0..=5 => grouped(&format!("{digit}{}", "0".repeat(exponent as usize))),
         -3..0 => {
             let decimals = exponent.unsigned_abs() as usize;
             format!("{:.decimals$}", f64::from(digit) * 10f64.powi(exponent))
@@ -203,7 +203,7 @@ mod tests {
         );
         assert_eq!(
             [(1, 0), (5, -2), (2, 2), (1, 4), (1, 6), (1, 9), (1, -4)].map(|(d, e)| tick(d, e)),
-            ["1", "0.05", "200", "10,000", "1,000,000", "1e9", "1e-4"]
+            ["1", "0.05", "200", "10,000", "1e6", "1e9", "1e-4"]
         );
         assert_eq!(
             [1e-9, 0.0153, 0.153, 1.0, 1e300].map(percent),
