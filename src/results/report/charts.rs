@@ -213,10 +213,19 @@ impl<'a> Legend<'a> {
     fn new(entries: &'a [Entry], size: Size) -> Self {
         let mut placed = Vec::new();
         let (mut x, mut y) = (8, 0);
+        // Several in a row only where all of them are short.
+        let widths = entries
+            .iter()
+            .map(|entry| width(&entry.words, size.font) + 38);
+        let widest_entry = widths.max().unwrap_or(0);
+        let one_a_row = widest_entry > size.width / 2;
         for entry in entries {
             let lines = wrap(&entry.words, size.font, size.width - 36, 4);
             let widest = lines.iter().map(|line| width(line, size.font)).max();
-            let wide = 22 + widest.unwrap_or(0) + 16;
+            let wide = match one_a_row {
+                true => size.width,
+                false => 22 + widest.unwrap_or(0) + 16,
+            };
             let height = size.line() * lines.len().max(1) as i32 + 3;
             if x > 8 && (x + wide > size.width || lines.len() > 1) {
                 x = 8;
@@ -369,6 +378,8 @@ fn x_gap(font: i32) -> impl Fn(&str) -> f64 {
 pub(super) struct Roof {
     x: (f64, f64),
     y: (f64, f64),
+    /// Compute roofs of the run that has the most of them.
+    roofs: usize,
 }
 
 /// The compute roofs of a run that it has, with their names; each the logarithm of GFLOP/s.
@@ -410,11 +421,13 @@ impl Roof {
             let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), value| {
                 (low.min(value), high.max(value))
             });
+            let pad = ((high - low) * pad).max(0.15);
             (low - pad, high + pad)
         };
         Roof {
-            x: range(&mut { x }, 0.35),
-            y: range(&mut { y }, 0.15),
+            x: range(&mut { x }, 0.06),
+            y: range(&mut { y }, 0.06),
+            roofs: roofs.len(),
         }
     }
 
@@ -425,6 +438,7 @@ impl Roof {
         let all = roofs.iter().fold(first, |all, roof| Roof {
             x: both(all.x, roof.x),
             y: both(all.y, roof.y),
+            roofs: all.roofs.max(roof.roofs),
         });
         (all.y.1 - all.y.0 <= 9.0 && all.x.1 - all.x.0 <= 9.0).then_some(all)
     }
@@ -467,7 +481,7 @@ pub(super) fn roofline(number_of_run: usize, label: &str, run: &Run, roof: Roof)
             false => vec![format!("memory {rate} GB/s")],
         };
         // Room above the highest roof for a label of each and of the memory's.
-        let labels = (roofs.len() + memory_words.len()) as i32;
+        let labels = (roof.roofs + memory_words.len()) as i32;
         let room = f64::from(labels * line + 10) / f64::from(size.height);
         let span = roof.y.1 - roof.y.0;
         let y_range = (roof.y.0, roof.y.1 + span * room / (1.0 - room));

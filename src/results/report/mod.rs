@@ -348,7 +348,7 @@ fn adapters(runs: &[LabelledRun]) -> Markup {
                                 td class="right" { (gflops(Some(peaks.bytes_per_second))) }
                                 td class="right" { (microseconds(peaks.dispatch_s)) }
                                 td class="right" { (microseconds(peaks.submission_s)) }
-                                td { (after(run.run)) }
+                                td class="name" { (after(run.run)) }
                                 td { @if run.file.complete { "yes" } @else { strong class="bad" { "no" } } }
                                 td { bdi { (plain(&run.file.version)) } }
                                 td class="code" { bdi { (plain(&run.file.kernels)) } }
