@@ -233,6 +233,7 @@ pub(super) fn shares(run: &Run) -> (Vec<Share<'_>>, Vec<String>) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
     use super::super::samples::{file, labels, of_runs};
     use super::*;
 

@@ -314,12 +314,12 @@ fn adapters(runs: &[LabelledRun]) -> Markup {
                 table {
                     thead {
                         tr {
-                            th { "run" } th { "adapter" } th { "driver" } th { "type" } th { "system" } th { "date (UTC)" }
+                            th { "run" } th { "adapter" } th { "driver" }
                             th class="right" { "f32" br; "GFLOP/s" } th class="right" { "f16" br; "GFLOP/s" }
                             th class="right" { "matrices" br; "GFLOP/s" } th class="right" { "memory" br; "GB/s" }
                             th class="right" { "a dispatch" br; "µs" } th class="right" { "a submission" br; "µs" }
                             th { "peaks after the cases" br; "against before" }
-                            th { "complete" } th { "version" } th { "kernels" }
+                            th { "complete" } th { "type" } th { "system" } th { "date (UTC)" } th { "version" } th { "kernels" }
                         }
                     }
                     tbody {
@@ -336,12 +336,6 @@ fn adapters(runs: &[LabelledRun]) -> Markup {
                                     }
                                 }
                                 td class="name" { bdi { (plain(&adapter.describe_driver())) } }
-                                td {
-                                    bdi { (plain(&adapter.device_type)) }
-                                    @if adapter.is_software() { span class="small" { "a CPU underneath" } }
-                                }
-                                td { bdi { (plain(&run.file.system.os)) " " (plain(&run.file.system.architecture)) } }
-                                td { bdi { (plain(&run.file.date)) } }
                                 td class="right" { (gflops(Some(peaks.f32_flops_per_second))) }
                                 td class="right" { (gflops(peaks.f16_flops_per_second)) }
                                 td class="right" { (gflops(peaks.matrix_flops_per_second)) }
@@ -350,6 +344,12 @@ fn adapters(runs: &[LabelledRun]) -> Markup {
                                 td class="right" { (microseconds(peaks.submission_s)) }
                                 td class="name" { (after(run.run)) }
                                 td { @if run.file.complete { "yes" } @else { strong class="bad" { "no" } } }
+                                td {
+                                    bdi { (plain(&adapter.device_type)) }
+                                    @if adapter.is_software() { span class="small" { "a CPU underneath" } }
+                                }
+                                td { bdi { (plain(&run.file.system.os)) " " (plain(&run.file.system.architecture)) } }
+                                td { bdi { (plain(&run.file.date)) } }
                                 td { bdi { (plain(&run.file.version)) } }
                                 td class="code" { bdi { (plain(&run.file.kernels)) } }
                             }
