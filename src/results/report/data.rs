@@ -1,7 +1,7 @@
 //! What of the runs goes into which chart.
 
 use crate::results::{CaseResult, LabelledRun, MeasuredCase, Run};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Kinds of cases in the order of the table. What is none of them comes after.
 pub(super) const KINDS: [&str; 4] = ["attention", "decode", "linear", "layer"];
@@ -125,12 +125,9 @@ fn series(
     };
     let (kept, alone): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|(series, _)| has_others(series));
-    let mut left_out = Vec::new();
-    for id in alone.into_iter().flat_map(|(_, ids)| ids) {
-        if !left_out.contains(&id) {
-            left_out.push(id);
-        }
-    }
+    let mut known = HashSet::new();
+    let ids = alone.into_iter().flat_map(|(_, ids)| ids);
+    let left_out = ids.filter(|id| known.insert(id.clone())).collect();
     Picked {
         panels: panels(kept.into_iter().map(|(series, _)| series).collect()),
         left_out,
