@@ -20,6 +20,7 @@ set -euo pipefail
 GPU_FREE_TESTS=(
     shaders
     results
+    report
 )
 GPU_TESTS=(
     kernels
@@ -186,6 +187,10 @@ missing_packages() {
     command -v cc >/dev/null || wanted+=(gcc libc6-dev)
     for stage in "$@"; do
         case $stage in
+        free)
+            # Reports are looked at in a browser.
+            command -v chromium >/dev/null || command -v google-chrome >/dev/null || wanted+=(chromium)
+            ;;
         lavapipe)
             wanted+=(libvulkan1)
             lavapipe_icd >/dev/null || wanted+=(mesa-vulkan-drivers)

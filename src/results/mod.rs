@@ -18,12 +18,15 @@
 //!
 //! - `file.rs`: the schema, reading (a file is somebody else's bytes) and writing.
 //! - `compare.rs`: runs beside each other, and what is only noise.
+//! - `report/`: one HTML page of them, with charts.
 
 mod compare;
 mod file;
+mod report;
 
 pub use compare::{Change, ComparedCase, Comparison, FLOOR, Verdict, change, change_of};
 pub use file::{
     Adapter, CaseResult, Clock, LabelledRun, Limits, MeasuredCase, MeasuredPeaks, Outcome,
     PeakForm, ResultFile, Run, SCHEMA, Settings, System, Times, labelled,
 };
+pub use report::{report, report_charts};

@@ -8,6 +8,7 @@ mod compare;
 mod info;
 mod interrupt;
 mod qualify;
+mod report;
 mod run;
 mod table;
 mod tune;
@@ -54,6 +55,8 @@ enum Command {
     Bench(bench::Options),
     /// Compare result files of `bench`: ratios, and what is only noise
     Compare(compare::Options),
+    /// Draw saved results of one or more adapters as one HTML page
+    Report(report::Options),
 }
 
 /// The form of the kernels, as the command line names it.
@@ -119,6 +122,7 @@ fn main() -> ExitCode {
         Some(Command::Verify(options)) => verify::run(&options),
         Some(Command::Bench(options)) => bench::run(&options),
         Some(Command::Compare(options)) => compare::run(&options),
+        Some(Command::Report(options)) => report::run(&options),
     };
     let result = result.and_then(|verdict| match UNSAID.get() {
         None => Ok(verdict),
