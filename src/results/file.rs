@@ -397,7 +397,7 @@ impl From<&Gpu> for Adapter {
             limits: Limits {
                 max_storage_buffer_binding_size: limits.max_binding_bytes,
                 max_buffer_size: limits.max_buffer_bytes,
-                max_compute_workgroup_storage_size: limits.max_workgroup_bytes.into(),
+                max_compute_workgroup_storage_size: limits.max_workgroup_bytes,
                 max_compute_invocations_per_workgroup: limits.max_invocations.into(),
                 max_compute_workgroups_per_dimension: limits.max_groups_per_axis.into(),
                 max_storage_buffers_per_shader_stage: limits.max_storage_buffers.into(),

@@ -1,10 +1,11 @@
 //! `report`: one HTML page of one or more files of results.
 
+use crate::compare::load;
 use crate::{Verdict, complain, say};
 use clap::Args;
 use std::path::PathBuf;
 use wgpu_attention::bench::{expect_writable, save};
-use wgpu_attention::results::{ResultFile, labelled, report, report_charts};
+use wgpu_attention::results::{labelled, report, report_charts};
 use wgpu_attention::{Error, Result};
 
 #[derive(Args)]
@@ -39,10 +40,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         ));
         return Ok(Verdict::Unsound);
     }
-    let mut files = Vec::new();
-    for path in &options.files {
-        files.push((path.display().to_string(), ResultFile::load(path)?));
-    }
+    let files = load(&options.files)?;
     let runs = labelled(&files);
     let mut charts = Vec::new();
     if let Some(folder) = &options.svg {
