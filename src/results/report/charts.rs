@@ -382,12 +382,14 @@ pub(super) struct Roof {
     roofs: usize,
 }
 
-/// The compute roofs of a run that it has, with their names; each the logarithm of GFLOP/s.
+/// The compute roofs of a run that it has, with their names; each the logarithm of GFLOP/s. Arithmetic that is slower than f32
+/// (f16 on adapters that are a CPU) is no roof: nothing would be computed by it.
 fn compute_roofs(run: &Run) -> Vec<(&'static str, f64)> {
     let named = ["f32", "f16", "matrices"];
     let roofs = named
         .into_iter()
-        .filter_map(|name| Some((name, run.peaks.rate(name)?)));
+        .filter_map(|name| Some((name, run.peaks.rate(name)?)))
+        .filter(|(name, rate)| *name == "f32" || *rate > run.peaks.f32_flops_per_second);
     let mut roofs: Vec<_> = roofs.map(|(name, rate)| (name, log(rate) - 9.0)).collect();
     roofs.sort_by(|a, b| a.1.total_cmp(&b.1));
     roofs

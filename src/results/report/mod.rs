@@ -363,7 +363,13 @@ fn adapters(runs: &[LabelledRun]) -> Markup {
 
 /// By how much the peaks had changed when the cases were done.
 fn after(run: &Run) -> String {
-    let changes = run.peaks.after.iter().filter_map(|after| {
+    // (There is one of each after each round: the last.)
+    let forms = &run.peaks.after;
+    let last = forms.iter().enumerate().filter(|(at, form)| {
+        let later = &forms[at + 1..];
+        !later.iter().any(|other| other.bound == form.bound)
+    });
+    let changes = last.filter_map(|(_, after)| {
         let before = run.peaks.rate(&after.bound)?;
         let change = (after.rate_per_second / before - 1.0) * 100.0;
         let change = match change.abs() < 1e4 {
