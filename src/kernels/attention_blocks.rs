@@ -37,13 +37,14 @@ pub(crate) static KERNEL: Kernel = Kernel {
     needs_cleared_memory: false,
 };
 
-/// Head sizes that it is compiled for, and the rows a lane and keys a block: as many rows as have room in the 16 KiB of workgroup
-/// memory that every device has, also where rules look at single pairs.
+/// Head sizes that it is compiled for, and the rows a lane and keys a block. Four rows of 32 keys are as much text as two of 64. Planning
+/// takes as many rows as have room: where rules look at single pairs, or a device has the 16 KiB of workgroup memory that every one has,
+/// fewer rows of the largest heads than in 32 KiB.
 const HEAD_DIMS: [(u32, &[(u32, u32)]); 4] = [
     (96, &[(1, 64), (4, 32)]),
     (128, &[(1, 64), (2, 64), (4, 32)]),
-    (192, &[(1, 64), (2, 64)]),
-    (256, &[(1, 64), (2, 64)]),
+    (192, &[(1, 64), (2, 64), (4, 32)]),
+    (256, &[(1, 64), (2, 64), (4, 32)]),
 ];
 
 /// Only with broadcasts. Sizes and rules as those of attention_lanes: all sizes come with the plainest rules, one of them with the others.

@@ -101,7 +101,10 @@ pub fn configurations(
     for subject in kernels(operation) {
         for configuration in (subject.kernel.configurations)() {
             let plain = subject.kernel.tier(&configuration) == Tier::Plain;
-            let runs = plain && gpu.capabilities().has_subgroups_of(&configuration);
+            let bytes = (subject.kernel.workgroup_bytes)(&configuration);
+            let runs = plain
+                && gpu.capabilities().has_subgroups_of(&configuration)
+                && bytes <= gpu.capabilities().max_workgroup_bytes;
             if runs && wanted(&configuration) {
                 found.push(Subject {
                     configuration: Some(configuration),
@@ -125,8 +128,10 @@ impl std::fmt::Display for Subject {
 impl Subject {
     /// Compiled for a problem.
     pub fn attention(&self, gpu: &Gpu, problem: &AttentionProblem) -> Result<Attention, String> {
-        // Its twin takes larger heads, so that the planner would not refuse them.
-        if self.kernel.name == "decode_rows" && !self.takes(gpu, problem) {
+        // Its twin takes larger heads, or more devices, so that the planner would not refuse them.
+        if ["decode_rows", "attention_blocks"].contains(&self.kernel.name)
+            && !self.takes(gpu, problem)
+        {
             let (name, largest) = (self.kernel.name, self.largest_head(gpu));
             return Err(format!("the largest head of {name} allows {largest}"));
         }
@@ -261,14 +266,14 @@ impl Subject {
             || problem.head_dim.max(problem.value_dim) <= self.largest_head(gpu)
     }
 
-    /// The channels that a kernel of the lanes form goes up to: attention_lanes further where it can broadcast.
+    /// The channels that a kernel of the lanes form goes up to: attention_lanes further where it can broadcast, attention_blocks only there.
     pub fn largest_head(&self, gpu: &Gpu) -> usize {
         let capabilities = gpu.capabilities();
         let size = capabilities
             .known_subgroup()
             .filter(|size| [4, 8].contains(size));
         let mut all = (self.kernel.configurations)();
-        all.retain(|c| self.kernel.name != "attention_lanes" || c.subgroup_size() == size);
+        all.retain(|c| self.kernel.operation != Operation::Attention || c.subgroup_size() == size);
         let largest = all.iter().map(|c| c.get("HEAD_DIM")).max();
         largest.unwrap_or(0) as usize
     }
