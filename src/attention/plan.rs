@@ -53,6 +53,9 @@ impl AttentionProblem {
         }
         if kernel.form == Form::Lanes && self.suits_blocks(capabilities) {
             kernel = &ATTENTION_BLOCKS;
+            reason.push_str(&format!(
+                "; keys in blocks, since heads have more than {MOST_WRITTEN_OUT} channels"
+            ));
         }
         let mut fitting = self.configurations(kernel, capabilities, tier);
         if fitting.is_empty() {
@@ -110,7 +113,7 @@ impl AttentionProblem {
         Ok(plan)
     }
 
-    /// Whether the kernel of the lanes form for large heads can compute it. (Packed sequences cannot be computed in parts of the keys,
+    /// Whether the kernel of the lanes form for large heads can compute it, and suits. (Packed sequences cannot be computed in parts of the keys,
     /// and it makes more iterations than the other.)
     fn suits_blocks(&self, capabilities: &Capabilities) -> bool {
         let kernel = &ATTENTION_BLOCKS;
