@@ -12,7 +12,8 @@
 // sequences have no B. tables: lengths, starts, slopes, sinks. Memory beyond the operands: none.
 // Host: HEAD_DIM (the larger of D and Dv rounded up to a compiled size; channels past params.head_dim and
 // params.value_dim count as 0), KV_TYPE (of k and v: 0 f32, 1 f16, 2 bf16), ROWS, LANES, SPREAD (fours of a row that are
-// handed round at once: LANES or, if they are fewer, all), one of shared/fours_* and one of shared/spread_*.
+// handed round at once: LANES or, if they are fewer, all), TOGETHER (rows that are loaded at once: as many as SPREAD leaves
+// lanes for, KEYS at most), one of shared/fours_* and one of shared/spread_*.
 //
 // Measured on lavapipe against the kernel before it, which read k and v value by value at addresses that the lanes
 // share and rescaled every sum at every key: docs/performance.md.
@@ -52,21 +53,31 @@ fn v_row(item: Item, key: u32) -> u32 {
     return key_row(item, key) * params.v_token_stride;
 }
 
+// Those of a step that are loaded at once.
+fn rows_from(rows: array<u32, KEYS>, first: u32) -> array<u32, TOGETHER> {
+    var some = array<u32, TOGETHER>();
+    // @unroll
+    for (var j = 0u; j < TOGETHER; j++) {
+        some[j] = rows[first + j];
+    }
+    return some;
+}
+
 // scale * q.k of each row and each of the keys whose rows of k these are.
 fn products(query: ptr<function, array<vec4<f32>, ROWS * FOURS>>, k_rows: array<u32, KEYS>, lane: u32) -> array<f32, ROWS * KEYS> {
     var product = array<f32, ROWS * KEYS>();
     // @unroll
     for (var first = 0u; first < FOURS; first += SPREAD) {
-        var k_fours = array<array<vec4<f32>, SPREAD>, KEYS>();
+        var k_fours = array<array<vec4<f32>, TOGETHER * SPREAD>, KEYS / TOGETHER>();
         // @unroll
-        for (var j = 0u; j < KEYS; j++) {
-            k_fours[j] = k_spread(k_rows[j], first, lane);
+        for (var j = 0u; j < KEYS / TOGETHER; j++) {
+            k_fours[j] = k_spread(rows_from(k_rows, j * TOGETHER), first, lane);
         }
         // @unroll
         for (var i = 0u; i < SPREAD; i++) {
             // @unroll
             for (var j = 0u; j < KEYS; j++) {
-                let k_i = k_fours[j][i];
+                let k_i = k_fours[j / TOGETHER][j % TOGETHER * SPREAD + i];
                 // @unroll
                 for (var r = 0u; r < ROWS; r++) {
                     let q_i = (*query)[r * FOURS + first + i];
@@ -93,10 +104,10 @@ fn add_values(
 ) {
     // @unroll
     for (var first = 0u; first < FOURS; first += SPREAD) {
-        var v_fours = array<array<vec4<f32>, SPREAD>, KEYS>();
+        var v_fours = array<array<vec4<f32>, TOGETHER * SPREAD>, KEYS / TOGETHER>();
         // @unroll
-        for (var j = 0u; j < KEYS; j++) {
-            v_fours[j] = v_spread(v_rows[j], first, lane);
+        for (var j = 0u; j < KEYS / TOGETHER; j++) {
+            v_fours[j] = v_spread(rows_from(v_rows, j * TOGETHER), first, lane);
         }
         // @unroll
         for (var i = 0u; i < SPREAD; i++) {
@@ -106,7 +117,8 @@ fn add_values(
                 // @unroll
                 for (var j = 0u; j < KEYS; j++) {
                     // Whatever lies in a value that a row may not see, NaN included, must not reach that row.
-                    let v_i = select(vec4<f32>(), v_fours[j][i], visible[r * KEYS + j]);
+                    let v_j = v_fours[j / TOGETHER][j % TOGETHER * SPREAD + i];
+                    let v_i = select(vec4<f32>(), v_j, visible[r * KEYS + j]);
                     all = fma(vec4<f32>(weight[r * KEYS + j]), v_i, all);
                 }
                 (*sum)[r * FOURS + first + i] = all;

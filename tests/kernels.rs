@@ -141,9 +141,10 @@ fn every_configuration(form: Form, rules: [&str; 2]) {
         };
         let paged = configuration.rules.iter().any(|r| r.name == "rules/pages");
         let any = configuration.rules.contains(&FOURS_ANY);
-        let least = match form {
-            Form::Lanes => 16,
-            Form::Tiled => 32,
+        let least = match (form, subject.kernel.name) {
+            (_, "attention_blocks") => 96,
+            (Form::Lanes, _) => 16,
+            (Form::Tiled, _) => 32,
         };
         // Not planned where subgroups have a known size.
         let uniform = form == Form::Lanes
@@ -351,7 +352,7 @@ fn lengths_around_every_tile_edge_match_the_reference() {
                 let fits =
                     !configuration.rules.contains(&FOURS_F32) || case.head_dim.is_multiple_of(4);
                 f32 && fits
-                    && [8, 32].contains(&size)
+                    && [8, 32, 96].contains(&size)
                     && configuration
                         .rules
                         .iter()

@@ -38,6 +38,7 @@ const fn mutant(name: &'static str, kernel: &'static str, edits: &'static [Edit]
 
 const TILED: &str = "attention_tiled";
 const LANES: &str = "attention_lanes";
+const BLOCKS: &str = "attention_blocks";
 /// Which rows of a workgroup are stored.
 const STORED: &str = "if (row < item.rows)";
 const ITEM: &str = "shared/item";
@@ -61,6 +62,92 @@ const SPREAD: &str = "shared/spread_subgroup";
 const SPREAD_WEIGHTS: &str = "shared/weights_subgroup";
 
 static ATTENTION_MUTANTS: &[Mutant] = &[
+    mutant(
+        "wrong scale",
+        BLOCKS,
+        &[(BLOCKS, "* params.scale", "* (params.scale * 1.01)")],
+    ),
+    mutant(
+        "dropped tail block of keys",
+        BLOCKS,
+        &[(
+            BLOCKS,
+            "first_key < seen_to; first_key += KEYS",
+            "first_key + KEYS <= seen_to; first_key += KEYS",
+        )],
+    ),
+    mutant(
+        "sums not shrunk where the maximum rises",
+        BLOCKS,
+        &[(
+            BLOCKS,
+            "staged[at + r * LANES] * shrink[r]",
+            "staged[at + r * LANES]",
+        )],
+    ),
+    mutant(
+        "total not shrunk where the maximum rises",
+        BLOCKS,
+        &[(BLOCKS, "row[r].total * shrink[r]", "row[r].total")],
+    ),
+    mutant(
+        "one key too many",
+        BLOCKS,
+        &[(BLOCKS, "(j - before < count)", "(j - before <= count)")],
+    ),
+    mutant(
+        "floor of 0 under the maximum",
+        BLOCKS,
+        &[(BLOCKS, "(!any | s > highest)", "(s > highest)")],
+    ),
+    mutant(
+        "highest of the last block alone",
+        BLOCKS,
+        &[(
+            BLOCKS,
+            "var highest = row[r].highest;",
+            "var highest = -1.0e30;",
+        )],
+    ),
+    mutant(
+        "the last group of a block missing",
+        BLOCKS,
+        &[(
+            BLOCKS,
+            "let v_fours = spread(v_four(v_rows[g], channel));",
+            "let v_fours = spread(v_four(v_rows[g / 2u], channel));",
+        )],
+    ),
+    mutant(
+        "broadcasts of one lane",
+        BLOCKS,
+        &[(SPREAD, "subgroupBroadcast(mine, i)", "mine")],
+    ),
+    mutant(
+        "rows of a lane confused",
+        BLOCKS,
+        &[(
+            BLOCKS,
+            "staged[at + r * LANES] = sum[r];",
+            "staged[at + (ROWS - 1u - r) * LANES] = sum[r];",
+        )],
+    ),
+    mutant(
+        "padded channels counted",
+        BLOCKS,
+        &[
+            (
+                BLOCKS,
+                "select(0.0, value, channel < params.head_dim)",
+                "value",
+            ),
+            (
+                FOURS_ANY,
+                "select(vec4<f32>(), k_four_unmasked(row, channel), there)",
+                "k_four_unmasked(row, channel)",
+            ),
+        ],
+    ),
     mutant(
         "wrong scale",
         TILED,
@@ -475,8 +562,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "select(vec4<f32>(), v_fours[j][i], visible[r * KEYS + j])",
-            "v_fours[j][i]",
+            "select(vec4<f32>(), v_j, visible[r * KEYS + j])",
+            "v_j",
         )],
     ),
     mutant(
@@ -551,6 +638,29 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
 
 /// Broken kernels that problems with rules show.
 static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
+    mutant(
+        "rules of a key hide its neighbour",
+        BLOCKS,
+        &[(
+            BLOCKS,
+            "u32(pair.visible) << bit",
+            "u32(pair.visible) << (bit ^ 1u)",
+        )],
+    ),
+    mutant(
+        "hidden values reach a row",
+        BLOCKS,
+        &[(BLOCKS, "if_seen(v_fours[i], w)", "v_fours[i]")],
+    ),
+    mutant(
+        "rules of pairs taken for none",
+        BLOCKS,
+        &[(
+            BLOCKS,
+            "0u, HIDES_SINGLE_KEYS);",
+            "key_limit(item, first_query), HIDES_SINGLE_KEYS);",
+        )],
+    ),
     mutant(
         "windows of full blocks seen by rows past them",
         TILED,

@@ -3,10 +3,10 @@
 use super::{AttentionProblem, rules};
 use crate::gpu::{Capabilities, Origin, fold};
 use crate::kernels::{
-    ATTEND_ALL, ATTENTION_LANES, ATTENTION_MATRICES, BIAS, Configuration, DECODE_ROWS, FOURS_ANY,
-    FOURS_F16, FOURS_F16_ANY, FOURS_F32, FOURS_HALF, Form, Fragment, IN_ORDER, KERNELS, Kernel,
-    MASK, MATRICES, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES, RULE_DATA, SCORE_RULES,
-    TILES_F32, TILES_HALF, Tier, compiled, matrix_chunks,
+    ATTEND_ALL, ATTENTION_BLOCKS, ATTENTION_LANES, ATTENTION_MATRICES, BIAS, Configuration,
+    DECODE_ROWS, FOURS_ANY, FOURS_F16, FOURS_F16_ANY, FOURS_F32, FOURS_HALF, Form, Fragment,
+    IN_ORDER, KERNELS, Kernel, MASK, MATRICES, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES,
+    RULE_DATA, SCORE_RULES, TILES_F32, TILES_HALF, Tier, compiled, matrix_chunks,
 };
 use crate::merge::MergeProblem;
 use crate::plan::{Plan, choose_kernel, is_own, lanes_of, slices, suited};
@@ -50,6 +50,12 @@ impl AttentionProblem {
                 None => format!("{tier}, which this device has qualified"),
                 Some(_) => format!("{tier} as asked"),
             };
+        }
+        if kernel.form == Form::Lanes && self.suits_blocks(capabilities) {
+            kernel = &ATTENTION_BLOCKS;
+            reason.push_str(&format!(
+                "; keys in blocks, since heads have more than {MOST_WRITTEN_OUT} channels"
+            ));
         }
         let mut fitting = self.configurations(kernel, capabilities, tier);
         if fitting.is_empty() {
@@ -105,6 +111,22 @@ impl AttentionProblem {
         }
         log::debug!("{self:?} -> {plan}");
         Ok(plan)
+    }
+
+    /// Whether the kernel of the lanes form for large heads can compute it, and suits. (Packed sequences cannot be computed in parts of the keys,
+    /// and it makes more iterations than the other.)
+    fn suits_blocks(&self, capabilities: &Capabilities) -> bool {
+        let kernel = &ATTENTION_BLOCKS;
+        let (keys, channels) = (self.key_range().len() as u64, self.head_dim as u64);
+        let ends = |c: &Configuration| {
+            !self.packed || capabilities.can_loop(kernel, c, keys, channels).is_ok()
+        };
+        self.head_dim.max(self.value_dim) > MOST_WRITTEN_OUT
+            && capabilities.can_run(kernel).is_ok()
+            && self
+                .configurations(kernel, capabilities, Tier::Plain)
+                .last()
+                .is_some_and(ends)
     }
 
     /// The arithmetic to compute it with: what is asked for, or the fastest that the device has qualified and that suits.
@@ -739,6 +761,8 @@ impl AttentionProblem {
                 });
             }
         }
+        // A caller's own rule may need memory that the set of rules which stands for it does not.
+        distinct.retain(|c| (kernel.workgroup_bytes)(c) <= capabilities.max_workgroup_bytes);
         distinct
     }
 
@@ -801,6 +825,9 @@ fn variant(kernel: &Kernel, capabilities: &Capabilities) -> Vec<Configuration> {
 
 /// Channels of a head, and of its values, up to which matrix units multiply them.
 const MOST_BY_MATRICES: usize = 128;
+
+/// Channels up to which attention_lanes, whose code grows with them, is faster than attention_blocks.
+const MOST_WRITTEN_OUT: usize = 64;
 
 /// Queries up to which the kernels for few queries are taken.
 const MOST_DECODED: usize = 8;

@@ -138,6 +138,9 @@ pub struct Capabilities {
 /// The bound of a dispatch, unless a caller says another.
 const LONGEST_DISPATCH: Duration = Duration::from_millis(200);
 
+/// Workgroup memory that every WebGPU device has.
+const WORKGROUP_BYTES_EVERYWHERE: u64 = 16 << 10;
+
 /// What devices of a type compute, in floating-point operations a second: slow ones of their kind.
 /// (Too low a guess cuts a dispatch that would not need it, which costs microseconds.)
 fn cautious_rate(device_type: wgpu::DeviceType) -> u64 {
@@ -321,6 +324,10 @@ impl Capabilities {
             self.can_bind(kernel, plainest)?;
         }
         for configuration in (kernel.configurations)() {
+            // Planning takes such a one where it fits, and a smaller one elsewhere.
+            if (kernel.workgroup_bytes)(&configuration) > WORKGROUP_BYTES_EVERYWHERE {
+                continue;
+            }
             exceeded(
                 "max_compute_workgroup_storage_size",
                 (kernel.workgroup_bytes)(&configuration),

@@ -47,19 +47,23 @@ pub(super) static KERNEL: Kernel = Kernel {
 };
 
 /// Head sizes that it is compiled for, and the rows a lane. Written out, a row of 64 channels is long: with 256 channels of all rows
-/// together it compiles for about a second on lavapipe, and more do not fit the cache of a core.
+/// together it compiles for about a second on lavapipe, and more do not fit the cache of a core. Larger heads than 64 are for attention_blocks,
+/// but where that would make too many iterations.
 const HEAD_DIMS: [(u32, &[u32]); 7] = [
     (8, &[1, 4]),
     (16, &[1, 4]),
     (32, &[1, 4]),
     (64, &[1, 4]),
-    (96, &[1, 2]),
-    (128, &[1, 2]),
+    (96, &[1]),
+    (128, &[1]),
     (256, &[1]),
 ];
 
 /// Larger heads are left to the tiled form where every lane loads everything itself: they compile for 6 s and more there.
 const LARGEST_UNIFORM: u32 = 64;
+
+/// Keys of a step.
+const KEYS: u32 = 2;
 
 /// Lanes of an adapter with subgroups of a known size, by that size; otherwise of any adapter.
 pub(crate) const LANES: [(Option<u32>, u32, &Fragment); 3] = [
@@ -92,13 +96,16 @@ fn configurations() -> Vec<Configuration> {
                     for rows in row_counts {
                         let mut rules = rules.clone();
                         rules.extend([fours.clone(), spread.clone()]);
+                        let at_once = lanes.min(head_dim / 4);
+                        let together = subgroup.map_or(1, |_| (lanes / at_once).min(KEYS));
                         all.push(Configuration {
                             consts: vec![
                                 ("HEAD_DIM", head_dim),
                                 ("KV_TYPE", kv_type),
                                 ("ROWS", *rows),
                                 ("LANES", lanes),
-                                ("SPREAD", lanes.min(head_dim / 4)),
+                                ("SPREAD", at_once),
+                                ("TOGETHER", together),
                             ],
                             rules,
                         });

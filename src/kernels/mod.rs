@@ -15,6 +15,7 @@
 
 mod append;
 mod assemble;
+mod attention_blocks;
 mod attention_lanes;
 mod attention_matrices;
 mod attention_tiled;
@@ -31,6 +32,7 @@ pub(crate) mod params;
 pub mod reflect;
 
 pub use assemble::AssembleError;
+pub(crate) use attention_blocks::KERNEL as ATTENTION_BLOCKS;
 pub(crate) use attention_lanes::LANES as ATTENTION_LANES;
 pub(crate) use attention_matrices::{KERNEL as ATTENTION_MATRICES, chunks as matrix_chunks};
 pub(crate) use decode_rows::KERNEL as DECODE_ROWS;
@@ -48,6 +50,7 @@ pub static KERNELS: &[&Kernel] = &[
     &attention_tiled::KERNEL,
     &attention_matrices::KERNEL,
     &attention_lanes::KERNEL,
+    &attention_blocks::KERNEL,
     &decode_tiled::KERNEL,
     &decode_lanes::KERNEL,
     &decode_rows::KERNEL,

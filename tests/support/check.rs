@@ -86,6 +86,12 @@ pub fn kernels(operation: Operation) -> Vec<Subject> {
             rules: Vec::new(),
             splits: None,
         })
+        // Where there are no broadcasts there is no attention_blocks.
+        .filter(|subject| {
+            let gpu = super::gpu();
+            subject.kernel.name != "attention_blocks"
+                || gpu.is_none_or(|gpu| subject.largest_head(&gpu) > 0)
+        })
         .collect();
     assert!(found.len() >= 2, "a kernel of each form");
     found
@@ -101,7 +107,10 @@ pub fn configurations(
     for subject in kernels(operation) {
         for configuration in (subject.kernel.configurations)() {
             let plain = subject.kernel.tier(&configuration) == Tier::Plain;
-            let runs = plain && gpu.capabilities().has_subgroups_of(&configuration);
+            let bytes = (subject.kernel.workgroup_bytes)(&configuration);
+            let runs = plain
+                && gpu.capabilities().has_subgroups_of(&configuration)
+                && bytes <= gpu.capabilities().max_workgroup_bytes;
             if runs && wanted(&configuration) {
                 found.push(Subject {
                     configuration: Some(configuration),
@@ -125,8 +134,10 @@ impl std::fmt::Display for Subject {
 impl Subject {
     /// Compiled for a problem.
     pub fn attention(&self, gpu: &Gpu, problem: &AttentionProblem) -> Result<Attention, String> {
-        // Its twin takes larger heads, so that the planner would not refuse them.
-        if self.kernel.name == "decode_rows" && !self.takes(gpu, problem) {
+        // Its twin takes larger heads, or more devices, so that the planner would not refuse them.
+        if ["decode_rows", "attention_blocks"].contains(&self.kernel.name)
+            && !self.takes(gpu, problem)
+        {
             let (name, largest) = (self.kernel.name, self.largest_head(gpu));
             return Err(format!("the largest head of {name} allows {largest}"));
         }
@@ -139,14 +150,16 @@ impl Subject {
             .plan(gpu.capabilities())
             .map_err(|error| error.to_string())?;
         let other = plan.kernel.name != self.kernel.name;
-        let twins = self.kernel.operation == Operation::Decode
-            && (plan.kernel.operation, plan.kernel.form) == (Operation::Decode, self.kernel.form);
+        let twins = self.kernel.form == Form::Lanes
+            && (plan.kernel.operation, plan.kernel.form)
+                == (self.kernel.operation, self.kernel.form);
         if other && !twins {
             return Err(format!("the planner chose {}", plan.kernel.name));
         }
         if other {
-            // Two kernels of one form, of which the planner takes one by the number of rows: each can do what the other does.
-            plan.configuration = self.twin(&problem, &plan.configuration)?;
+            // Two kernels of one form, of which the planner takes one by the number of rows, or by the size of heads: each can do
+            // what the other does.
+            plan.configuration = self.twin(gpu, &problem, &plan.configuration)?;
         }
         plan.kernel = self.kernel;
         let forced = self.configuration.is_some() || self.splits.is_some() || other;
@@ -160,7 +173,8 @@ impl Subject {
             plan.configuration = configuration.clone();
             let groups = tiles * problem.kv_heads * problem.batch * plan.splits as usize;
             (plan.groups, plan.grid) = grid_of(groups)?;
-        } else if let Some(configuration) = &self.configuration {
+        } else if forced {
+            let configuration = self.configuration.as_ref().unwrap_or(&plan.configuration);
             let block = match self.kernel.form {
                 Form::Tiled => 4 * configuration.get("DOWN"),
                 Form::Lanes => configuration.get("LANES") * configuration.get("ROWS"),
@@ -184,25 +198,34 @@ impl Subject {
         Attention::from_plan(gpu, problem, plan).map_err(|error| error.to_string())
     }
 
-    /// The configuration of this kernel in place of one of another kernel for the same: of the same size and types, with the
-    /// fewest rows that hold those of the problem, or the most that there are.
+    /// The configuration of this kernel in place of one of another kernel for the same: of the same types and the smallest size that is
+    /// enough, with the fewest rows that hold those of the problem, or the most that there are.
     fn twin(
         &self,
+        gpu: &Gpu,
         problem: &AttentionProblem,
         planned: &Configuration,
     ) -> Result<Configuration, String> {
         let same = |name: &str, c: &Configuration| c.get(name) == planned.get(name);
         let mut fitting = (self.kernel.configurations)();
-        fitting.retain(|c| ["HEAD_DIM", "KV_TYPE"].iter().all(|name| same(name, c)));
+        let head_dim = problem.head_dim.max(problem.value_dim) as u32;
+        fitting.retain(|c| same("KV_TYPE", c) && c.get("HEAD_DIM") >= head_dim);
+        if self.kernel.operation == Operation::Attention {
+            fitting.retain(|c| c.subgroup_size() == planned.subgroup_size());
+        }
+        // With the rules of the problem, some have no room.
+        for configuration in &mut fitting {
+            configuration.rules = planned.rules.clone();
+        }
+        let bytes = gpu.capabilities().max_workgroup_bytes;
+        fitting.retain(|c| (self.kernel.workgroup_bytes)(c) <= bytes);
+        let smallest = fitting.iter().map(|c| c.get("HEAD_DIM")).min();
+        fitting.retain(|c| Some(c.get("HEAD_DIM")) == smallest);
         fitting.sort_by_key(|c| c.get("ROWS"));
         let rows = problem.q_len * (problem.heads / problem.kv_heads);
         let holds = fitting.iter().find(|c| c.get("ROWS") as usize >= rows);
         let found = holds.or(fitting.last()).cloned();
-        let found = found.ok_or_else(|| format!("{} has no such size", self.kernel.name))?;
-        Ok(Configuration {
-            rules: planned.rules.clone(),
-            ..found
-        })
+        found.ok_or_else(|| format!("{} has no such size", self.kernel.name))
     }
 
     /// Compiled for a problem.
@@ -249,14 +272,14 @@ impl Subject {
             || problem.head_dim.max(problem.value_dim) <= self.largest_head(gpu)
     }
 
-    /// The channels that a kernel of the lanes form goes up to: attention_lanes further where it can broadcast.
+    /// The channels that a kernel of the lanes form goes up to: attention_lanes further where it can broadcast, attention_blocks only there.
     pub fn largest_head(&self, gpu: &Gpu) -> usize {
         let capabilities = gpu.capabilities();
         let size = capabilities
             .known_subgroup()
             .filter(|size| [4, 8].contains(size));
         let mut all = (self.kernel.configurations)();
-        all.retain(|c| self.kernel.name != "attention_lanes" || c.subgroup_size() == size);
+        all.retain(|c| self.kernel.operation != Operation::Attention || c.subgroup_size() == size);
         let largest = all.iter().map(|c| c.get("HEAD_DIM")).max();
         largest.unwrap_or(0) as usize
     }
