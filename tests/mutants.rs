@@ -653,15 +653,6 @@ static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
         &[(BLOCKS, "if_seen(v_fours[i], w)", "v_fours[i]")],
     ),
     mutant(
-        "rules of pairs taken for none",
-        BLOCKS,
-        &[(
-            BLOCKS,
-            "0u, HIDES_SINGLE_KEYS);",
-            "key_limit(item, first_query), HIDES_SINGLE_KEYS);",
-        )],
-    ),
-    mutant(
         "windows of full blocks seen by rows past them",
         TILED,
         &[(TILED, "first_key < full_from || ", "")],
