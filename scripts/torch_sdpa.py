@@ -106,7 +106,7 @@ def time_one(torch, device, sizes, element, sets):
 def measure(arguments):
     import torch
 
-    report = read(arguments.bench)
+    report = read_bench(arguments.bench)
     device = arguments.device
     name = "CPU" if device == "cpu" else torch.cuda.get_device_name()
     out = {

@@ -36,7 +36,8 @@ const GROUPS: u32 = KEYS / LANES;
 const PAIRS: u32 = KEYS * ROWS;
 // Words that have a bit for each key of a block.
 const WORDS: u32 = KEYS / 32u;
-// The sign of 0 marks the weight of a hidden key. What it is multiplied by and added to stays as it is, -0 too.
+// The sign of 0 marks the weight of a hidden key. What it is multiplied by and added to stays as it is, -0 too. (WGSL lets a compiler
+// lose that sign; those of the adapters that this form is for keep it, as tests with NaN behind masks show.)
 const HIDDEN: u32 = 0x80000000u;
 
 // The sums of each four channels and row; behind them, where rules look at single pairs, the scores of a block. A lane reads

@@ -21,23 +21,8 @@ const ELEMENTS: u32 = 256u;
 var<workgroup> staged: array<f16, 2u * ELEMENTS>;
 var<workgroup> products: array<f32, 3u * TILES * ELEMENTS>;
 
-@compute @workgroup_size(64)
-fn peak_matrices(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
-    @builtin(subgroup_id) subgroup: u32,
-    @builtin(num_subgroups) subgroups: u32,
-) {
-    let number = workgroup_number(group, groups);
-    if (number >= params.groups) {
-        return;
-    }
-    for (var i = thread; i < 2u * ELEMENTS; i += 64u) {
-        staged[i] = f16(f32((number + i) & 7u) / 64.0);
-    }
-    // Every subgroup reads all of what was staged.
-    workgroupBarrier();
+// All lanes of a subgroup take the same way.
+fn multiply_tiles(subgroup: u32, subgroups: u32) {
     for (var tile = subgroup; tile < TILES; tile += subgroups) {
         let left = coopLoadT<coop_mat16x16<f16, A>>(&staged[0], 16u);
         let right = coopLoad<coop_mat16x16<f16, B>>(&staged[ELEMENTS], 16u);
@@ -56,6 +41,26 @@ fn peak_matrices(
         coopStoreT(second, &products[(3u * tile + 1u) * ELEMENTS], 16u);
         coopStoreT(third, &products[(3u * tile + 2u) * ELEMENTS], 16u);
     }
+}
+
+@compute @workgroup_size(64)
+fn peak_matrices(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
+) {
+    let number = workgroup_number(group, groups);
+    if (number >= params.groups) {
+        return;
+    }
+    for (var i = thread; i < 2u * ELEMENTS; i += 64u) {
+        staged[i] = f16(f32((number + i) & 7u) / 64.0);
+    }
+    // Every subgroup reads all of what was staged.
+    workgroupBarrier();
+    multiply_tiles(subgroup, subgroups);
     // What other subgroups stored is read.
     workgroupBarrier();
     var all = 0.0;

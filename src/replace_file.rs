@@ -48,8 +48,17 @@ pub(crate) fn replace_file(
     })
 }
 
+/// An error where no file could be written beside `path`: a folder that cannot be written to, a file system that is read only.
+pub(crate) fn can_write_beside(path: &Path) -> Result<()> {
+    let name = path.file_name().unwrap_or_default();
+    let (_, temporary) = create_beside(path, &name.to_string_lossy())?;
+    fs::remove_file(&temporary).map_err(|error| io_error(path, error))
+}
+
 /// A new file in the folder of `path`, under a name that nobody has and that does not end as a tensor file's.
 fn create_beside(path: &Path, name: &str) -> Result<(File, PathBuf)> {
+    // (A name may be as long as a name can be.)
+    let name: String = name.chars().take(40).collect();
     for attempt in 0..1000 {
         let temporary = path.with_file_name(format!(".{name}.{attempt}.tmp"));
         match File::create_new(&temporary) {

@@ -1016,7 +1016,7 @@ fn an_interrupted_bench_leaves_a_file_of_what_was_done() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("part.json");
     let shown = path.display().to_string();
-    let child = Command::new(env!("CARGO_BIN_EXE_wgpu-attention"))
+    let mut child = Command::new(env!("CARGO_BIN_EXE_wgpu-attention"))
         .args(["bench", "--case", "layer-causal-b5", "--rounds", "100"])
         .args(["--samples", "10000", "--save", &shown])
         .stdout(Stdio::piped())
@@ -1030,6 +1030,7 @@ fn an_interrupted_bench_leaves_a_file_of_what_was_done() {
         Some((file.complete, case))
     };
     while measured().is_none() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     let interrupted = Command::new("kill")

@@ -184,6 +184,7 @@ fn file(number: usize) -> ResultFile {
         shapes: Vec::new(),
         kernel: None,
         form: "auto".into(),
+        tiers: "auto".into(),
         samples: 30,
         rounds: 3,
     };

@@ -125,6 +125,7 @@ fn file(runs: Vec<Run>) -> ResultFile {
         shapes: vec![],
         kernel: None,
         form: "auto".into(),
+        tiers: "auto".into(),
         samples: 5,
         rounds: 3,
     };
@@ -219,10 +220,16 @@ fn a_file_that_is_none_is_refused_in_one_line() {
             "positive",
         ),
     ];
+    all.push((changed("\"first_s\": 0.1", "\"first_s\": -0.1"), "first_s"));
+    all.push((
+        changed("\"dispatch_s\": 1e-6", "\"dispatch_s\": -1.0"),
+        "dispatch_s",
+    ));
     // A sample that is no time, and none at all.
     let samples = first_samples(&whole);
     all.push((changed(&samples, "[[-1.0]]"), "positive"));
     all.push((changed(&samples, "[]"), "positive"));
+    all.push((changed(&samples, "[[], [1.0]]"), "positive"));
     // The same case twice.
     let twice = file(vec![run("A", vec![case("one", 1.0), case("one", 2.0)])]);
     all.push((twice.to_json().into_bytes(), "twice"));
@@ -416,10 +423,17 @@ fn hostile_names_are_shown_and_not_obeyed() {
     let folder = tempfile::tempdir().unwrap();
     let name = "X | <b>\"y\", z\u{1b}[31m\u{202e}\n`w`";
     let both = file(vec![
-        run(name, vec![case("one", 1.0)]),
-        run("B", vec![case("one", 2.0)]),
+        run(name, vec![case("one\u{1b}[31m", 1.0)]),
+        run("B", vec![case("one\u{1b}[31m", 2.0)]),
     ]);
     let path = write(folder.path(), "both.json", &both);
+    // What is refused is quoted.
+    let bad = both.to_json().replace("\"measured\"", "\"\\u001b[2J\"");
+    std::fs::write(folder.path().join("bad.json"), bad).unwrap();
+    let bad = folder.path().join("bad.json").display().to_string();
+    let output = program(&["compare", &path, &bad]);
+    refused(&output, &["bad.json"]);
+    assert!(!text(&output.stderr).contains('\u{1b}'));
     for format in ["table", "markdown", "csv", "json"] {
         let output = program(&["compare", "--format", format, &path]);
         let shown = text(&output.stdout);
@@ -429,6 +443,10 @@ fn hostile_names_are_shown_and_not_obeyed() {
             "{format}: {shown}"
         );
         assert!(!shown.contains("\u{1b}"), "{format}: {shown}");
+        let worse = program(&["compare", "--format", format, "--fail-above", "1.1", &path]);
+        assert_eq!(worse.status.code(), Some(1));
+        let errors = text(&worse.stderr);
+        assert!(!errors.contains(['\u{1b}', '\u{202e}']), "{errors}");
         if format == "markdown" {
             assert!(shown.contains("X \\| &lt;b&gt;"), "{shown}");
         }

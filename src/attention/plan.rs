@@ -113,14 +113,11 @@ impl AttentionProblem {
         Ok(plan)
     }
 
-    /// Whether the kernel of the lanes form for large heads can compute it, and suits. (Packed sequences cannot be computed in parts of the keys,
-    /// and it makes more iterations than the other.)
+    /// Whether the kernel of the lanes form for large heads can compute it, and suits. (It makes more iterations than the other, so that it
+    /// needs parts of the keys, and memory for them, sooner; packed sequences cannot be computed in parts.)
     fn suits_blocks(&self, capabilities: &Capabilities) -> bool {
         let kernel = &ATTENTION_BLOCKS;
-        let (keys, channels) = (self.key_range().len() as u64, self.head_dim as u64);
-        let ends = |c: &Configuration| {
-            !self.packed || capabilities.can_loop(kernel, c, keys, channels).is_ok()
-        };
+        let ends = |c: &Configuration| self.parts(kernel, c, capabilities).is_ok();
         self.head_dim.max(self.value_dim) > MOST_WRITTEN_OUT
             && capabilities.can_run(kernel).is_ok()
             && self

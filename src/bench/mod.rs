@@ -31,7 +31,7 @@ pub use peaks::{Bound, PEAK_KERNELS, Peak, Peaks, Share};
 pub use prepared::{PrepareOptions, Prepared, noise};
 
 use crate::Result;
-use crate::replace_file::{io_error, replace_file};
+use crate::replace_file::{can_write_beside, io_error, replace_file};
 use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -50,7 +50,7 @@ pub fn save(path: &Path, text: &str, replace: bool) -> Result<()> {
 ///
 /// # Errors
 ///
-/// [`Error::Io`](crate::Error::Io) where there is no such folder, or where something of that name is there and is not to be replaced.
+/// [`Error::Io`](crate::Error::Io) where there is no such folder or it cannot be written to, or where something of that name is there and is not to be replaced.
 pub fn expect_writable(path: &Path, replace: bool) -> Result<()> {
     use std::io::{Error as IoError, ErrorKind};
     let folder = match path.parent() {
@@ -61,7 +61,9 @@ pub fn expect_writable(path: &Path, replace: bool) -> Result<()> {
     in_folder.map_err(|error| io_error(folder, error))?;
     // (A link to nowhere is there, too.)
     match path.symlink_metadata() {
-        Ok(_) if replace && path.metadata().is_ok_and(|there| there.is_file()) => Ok(()),
+        Ok(_) if replace && path.metadata().is_ok_and(|there| there.is_file()) => {
+            can_write_beside(path)
+        }
         Ok(_) if replace => Err(io_error(
             path,
             IoError::new(ErrorKind::InvalidInput, "it is there and not a file"),
@@ -73,7 +75,7 @@ pub fn expect_writable(path: &Path, replace: bool) -> Result<()> {
                 IoError::new(ErrorKind::AlreadyExists, words),
             ))
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => can_write_beside(path),
         Err(error) => Err(io_error(path, error)),
     }
 }

@@ -113,7 +113,8 @@ impl Prepared {
         }
     }
 
-    /// The kernels that could compute such work on this device, the planner's first. (Of a layer: those that it is planned with.)
+    /// The kernels that could compute such work on this device, each with the arithmetic of its first configuration; the planner's choice is
+    /// the first. None for a layer, of which the planner alone chooses.
     ///
     /// # Errors
     ///
@@ -122,7 +123,7 @@ impl Prepared {
         gpu: &Gpu,
         work: &Work,
         options: &PrepareOptions,
-    ) -> Result<Vec<&'static str>> {
+    ) -> Result<Vec<(&'static str, Tier)>> {
         let capabilities = gpu.capabilities();
         let plans = if let Some(mut problem) = work.attention_problem() {
             problem.form = options.form;
@@ -134,13 +135,14 @@ impl Prepared {
         } else {
             return Ok(Vec::new());
         };
-        let mut names: Vec<&str> = Vec::new();
+        let mut kernels: Vec<(&str, Tier)> = Vec::new();
         for plan in plans {
-            if !names.contains(&plan.kernel.name) {
-                names.push(plan.kernel.name);
+            let (name, tier) = (plan.kernel.name, plan.kernel.tier(&plan.configuration));
+            if !kernels.iter().any(|(known, _)| *known == name) {
+                kernels.push((name, tier));
             }
         }
-        Ok(names)
+        Ok(kernels)
     }
 
     /// The arithmetic of a call: the fastest that any of its dispatches has.
@@ -308,8 +310,12 @@ impl Prepared {
 
 /// The first of these plans by that kernel.
 fn plan_by(kernel: &str, plans: Vec<Plan>, work: &Work) -> Result<Plan> {
-    let mut names: Vec<&str> = plans.iter().map(|plan| plan.kernel.name).collect();
-    names.dedup();
+    let mut names: Vec<&str> = Vec::new();
+    for plan in &plans {
+        if !names.contains(&plan.kernel.name) {
+            names.push(plan.kernel.name);
+        }
+    }
     let error = no_such_plan(kernel, work, &names);
     let mut plans = plans.into_iter();
     plans.find(|plan| plan.kernel.name == kernel).ok_or(error)
@@ -379,7 +385,10 @@ impl AttentionCase {
             ..
         } = *attention.problem();
         let fused = layout_of(work) == Layout::Fused;
-        let values = |count: usize, seed| Ok(rounded(noise(count, 1.0, seed)?, q_type));
+        let values = |count: usize, seed| {
+            expect_room(gpu, "operands", count, q_type)?;
+            Ok(rounded(noise(count, 1.0, seed)?, q_type))
+        };
         let host = match fused {
             true => {
                 let width = head_dim.saturating_mul(heads.saturating_add(2 * kv_heads));
@@ -536,8 +545,12 @@ impl LinearCase {
             d_out,
             ..
         } = *linear.problem();
-        let x_host = noise(tokens.saturating_mul(d_in), 1.0, 1)?;
-        let weight_host = noise(d_out.saturating_mul(d_in), spread(d_in), 2)?;
+        let (x, weight) = (tokens.saturating_mul(d_in), d_out.saturating_mul(d_in));
+        for (what, count) in [("x", x), ("weight", weight)] {
+            expect_room(gpu, what, count, ElementType::F32)?;
+        }
+        let x_host = noise(x, 1.0, 1)?;
+        let weight_host = noise(weight, spread(d_in), 2)?;
         Ok(LinearCase {
             linear,
             x: Tensor::from_slice(gpu, &[1, tokens, d_in], &x_host)?.view(),
@@ -594,13 +607,19 @@ impl LayerCase {
                 reason: "it is no layer".into(),
             });
         };
-        let qkv = noise(
-            d_out.saturating_mul(d_in).saturating_mul(3),
-            spread(d_in),
-            1,
-        )?;
-        let output = noise(d_out.saturating_mul(d_out), spread(d_out), 2)?;
-        let x_host = noise(batch.saturating_mul(tokens).saturating_mul(d_in), 1.0, 3)?;
+        let qkv = d_out.saturating_mul(d_in).saturating_mul(3);
+        let output = d_out.saturating_mul(d_out);
+        let x = batch.saturating_mul(tokens).saturating_mul(d_in);
+        for (what, count) in [
+            ("the weights of q, k, v", qkv),
+            ("the output weight", output),
+            ("x", x),
+        ] {
+            expect_room(gpu, what, count, ElementType::F32)?;
+        }
+        let qkv = noise(qkv, spread(d_in), 1)?;
+        let output = noise(output, spread(d_out), 2)?;
+        let x_host = noise(x, 1.0, 3)?;
         let config = LayerConfig {
             form,
             ..LayerConfig::new(d_in, d_out, heads).causal(true)
@@ -670,6 +689,21 @@ impl LayerCase {
 
 // ---------------------------------------------------------------- values
 
+/// An error before this machine's memory is filled with what the device has no room for.
+fn expect_room(gpu: &Gpu, what: &str, count: usize, element: ElementType) -> Result<()> {
+    let needed = (count as u64).saturating_mul(element.size());
+    let available = gpu.capabilities().max_buffer_bytes;
+    match needed <= available {
+        true => Ok(()),
+        false => Err(Error::limit_bytes(
+            what,
+            "max_buffer_size",
+            needed,
+            available,
+        )),
+    }
+}
+
 /// How far weights spread so that a row of values of deviation 1 gives values of deviation 1 or so.
 fn spread(d_in: usize) -> f32 {
     (3.0 / d_in.max(1) as f32).sqrt()
@@ -686,7 +720,7 @@ pub fn noise(count: usize, spread: f32, seed: u64) -> Result<Vec<f32>> {
         .try_reserve_exact(count)
         .map_err(|_| Error::OutOfMemory {
             what: "operands on the host".into(),
-            bytes: count as u64 * 4,
+            bytes: (count as u64).saturating_mul(4),
         })?;
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {

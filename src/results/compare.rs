@@ -6,7 +6,8 @@
 //! - [`FLOOR`], which nothing that runs once more stays within for certain;
 //! - how far the fastest tenth of either run moves when one of its rounds is left out (rounds lie apart in time; the jackknife,
 //!   Quenouille 1949, Tukey 1958);
-//! - on the same adapter, how far the adapter itself was from what it was: the best of its f32 peaks of either run.
+//! - on the same adapter, how far the adapter itself was from what it was: the middle of what the peak that binds the case came to
+//!   before, between and after the rounds of either run.
 
 use super::file::{CaseResult, Clock, LabelledRun, MeasuredCase, Outcome, Times};
 use crate::bench::Spread;
@@ -21,7 +22,7 @@ pub const FLOOR: f64 = 0.05;
 pub struct Comparison<'a> {
     /// The runs, in the order in which they were given.
     pub runs: Vec<LabelledRun<'a>>,
-    /// Cases that were measured in two or more runs, in the order of the first that has them.
+    /// Cases that were measured in two or more runs, or in the first and broke in another; in the order of the first that has them.
     pub cases: Vec<ComparedCase<'a>>,
     /// Cases of one run alone, or not measured in it: how many there are.
     pub unmatched: usize,
@@ -41,7 +42,7 @@ pub struct ComparedCase<'a> {
 /// A time beside another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
-    /// Whose times: the GPU's if both runs have them, else the wall's.
+    /// Whose times: the GPU's if all runs that measured the case have them, else the wall's.
     pub clock: Clock,
     /// Seconds of the fastest tenth in the first run.
     pub first_s: f64,
@@ -112,10 +113,24 @@ impl<'a> Comparison<'a> {
             if found.iter().filter_map(measured).count() < 2 && !broken {
                 continue;
             }
-            let first = measured(&found[0]);
+            // By one clock in all runs, so that times stand beside each other: the GPU's if all have it.
+            let by_gpu = |case: &MeasuredCase| case.gpu.is_some() && case.clock == Clock::Gpu;
+            let clock = match found.iter().filter_map(measured).all(by_gpu) {
+                true => Clock::Gpu,
+                false => Clock::Wall,
+            };
+            let times = |case: &Option<&'a CaseResult>| {
+                let measured = measured(case)?;
+                match clock {
+                    Clock::Gpu => measured.gpu.as_ref(),
+                    Clock::Wall => Some(&measured.wall),
+                }
+            };
             let changes = (1..runs.len()).map(|other| {
-                let drift = drift(&runs[0], &runs[other]);
-                change(first?, measured(&found[other])?, drift)
+                let bound = measured(&found[0])?.bound.as_deref().unwrap_or("f32");
+                let drift = drift(&runs[0], &runs[other], bound);
+                let (first, other) = (times(&found[0])?, times(&found[other])?);
+                Some(change_of(first, other, clock, drift))
             });
             cases.push(ComparedCase {
                 id,
@@ -166,37 +181,27 @@ impl ComparedCase<'_> {
     }
 }
 
-/// How far apart the adapter was from itself, as a share; 0 for two adapters, which are to differ.
-fn drift(first: &LabelledRun<'_>, other: &LabelledRun<'_>) -> f64 {
+/// How far apart the adapter was from itself by that peak, as a share; 0 for two adapters, which are to differ.
+fn drift(first: &LabelledRun<'_>, other: &LabelledRun<'_>, bound: &str) -> f64 {
     let (a, b) = (&first.run.adapter, &other.run.adapter);
     if (&a.name, &a.backend) != (&b.name, &b.backend) {
         return 0.0;
     }
-    let best = |run: &LabelledRun<'_>| {
+    // Not the best: an adapter that was slow while all cases ran was fast once, before it became warm.
+    let middle = |run: &LabelledRun<'_>| {
         let peaks = &run.run.peaks;
-        let after = peaks.after.iter().filter(|form| form.bound == "f32");
+        let after = peaks.after.iter().filter(|form| form.bound == bound);
         let after = after.map(|form| form.rate_per_second);
-        after.fold(peaks.f32_flops_per_second, f64::max)
+        let rates = peaks.rate(bound).into_iter().chain(after).collect();
+        Spread::of(rates).map(|spread| spread.median)
     };
-    let ratio = best(first) / best(other);
-    ratio.max(1.0 / ratio) - 1.0
+    match (middle(first), middle(other)) {
+        (Some(first), Some(other)) => (first / other).max(other / first) - 1.0,
+        _ => 0.0,
+    }
 }
 
-/// What changed between two measurements of a case, on an adapter that differed from itself by that share.
-pub fn change(first: &MeasuredCase, other: &MeasuredCase, drift: f64) -> Option<Change> {
-    let by_gpu = |case: &'_ MeasuredCase| case.gpu.is_some() && case.clock == Clock::Gpu;
-    let clock = match by_gpu(first) && by_gpu(other) {
-        true => Clock::Gpu,
-        false => Clock::Wall,
-    };
-    let times = |case: &MeasuredCase| match clock {
-        Clock::Gpu => case.gpu.clone(),
-        Clock::Wall => Some(case.wall.clone()),
-    };
-    Some(change_of(&times(first)?, &times(other)?, clock, drift))
-}
-
-/// The same of times alone.
+/// What changed between two times by that clock, on an adapter that differed from itself by that share.
 pub fn change_of(first: &Times, other: &Times, clock: Clock, drift: f64) -> Change {
     let ratio = other.p10_s / first.p10_s;
     let noise = FLOOR + wobble(first) + wobble(other) + drift;
@@ -218,8 +223,12 @@ pub fn change_of(first: &Times, other: &Times, clock: Clock, drift: f64) -> Chan
 }
 
 /// How far the fastest tenth moves, as a share of it, when one round is left out. Of a single round: how far its own fastest
-/// tenth is from its middle.
+/// tenth is from its middle; of fewer than three samples all of it.
 fn wobble(times: &Times) -> f64 {
+    // One or two samples say nothing.
+    if times.rounds_s.iter().map(Vec::len).sum::<usize>() < 3 {
+        return 1.0;
+    }
     if times.rounds_s.len() < 2 {
         return times.median_s / times.p10_s - 1.0;
     }

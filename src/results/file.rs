@@ -6,7 +6,7 @@ use crate::bench::{Bound, Measured, Peak, Peaks, Spread, save};
 use crate::replace_file::io_error;
 use crate::{Error, Gpu, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -19,6 +19,10 @@ const WHAT: &str = "wgpu-attention bench";
 
 /// The longest file that is read, in bytes. A run with every sample takes about 100 kB.
 const MOST_BYTES: u64 = 64 << 20;
+
+/// Runs of a file, and forms of a peak in it, at most: more than any machine has adapters, and any run has rounds.
+const MOST_RUNS: usize = 256;
+const MOST_FORMS: usize = 2048;
 
 /// What one call of `bench` found: a run for each adapter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,6 +69,8 @@ pub struct Settings {
     pub kernel: Option<String>,
     /// The form of the kernels that was asked for: `auto`, `tiled` or `lanes`.
     pub form: String,
+    /// The tiers that were asked for: `auto`, `on` or `off`.
+    pub tiers: String,
     /// Samples of a case and round at most.
     pub samples: u32,
     /// How often all cases were gone through.
@@ -258,7 +264,7 @@ pub struct MeasuredCase {
     pub flops_per_second: f64,
     /// Least bytes by the median.
     pub bytes_per_second: f64,
-    /// The peak that allows the least: `f32`, `f16`, `matrices` or `memory`.
+    /// The peak that allows the least: `f32`, `matrices` or `memory`.
     pub bound: Option<String>,
     /// The time that it allows, as a share of the time that was taken.
     pub share_of_peak: Option<f64>,
@@ -300,8 +306,9 @@ impl Times {
 
     /// What is wrong with times that were read.
     fn problem(&self) -> Option<String> {
-        let Some(own) = Times::of(self.rounds_s.clone()) else {
-            return Some("rounds_s: expected positive numbers, and one at least".into());
+        let own = Times::of(self.rounds_s.clone());
+        let Some(own) = own.filter(|_| self.rounds_s.iter().all(|round| !round.is_empty())) else {
+            return Some("rounds_s: expected positive numbers, one at least in each round".into());
         };
         let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * a.abs();
         let stated = [
@@ -534,6 +541,9 @@ impl ResultFile {
 
     /// What is wrong with a file that has all fields.
     fn problem(&self) -> Option<String> {
+        if self.runs.len() > MOST_RUNS {
+            return Some(format!("runs: expected at most {MOST_RUNS}"));
+        }
         for (number, run) in self.runs.iter().enumerate() {
             let at =
                 |place: String, problem: String| Some(format!("runs[{number}].{place}.{problem}"));
@@ -547,8 +557,25 @@ impl ResultFile {
                     );
                 }
             }
+            let costs = [peaks.dispatch_s, peaks.submission_s];
+            if costs.iter().any(|cost| !cost.is_finite() || *cost < 0.0) {
+                return at(
+                    "peaks".into(),
+                    "dispatch_s, submission_s: expected seconds".into(),
+                );
+            }
             for (place, forms) in [("forms", &peaks.forms), ("after", &peaks.after)] {
+                if forms.len() > MOST_FORMS {
+                    return at(
+                        "peaks".into(),
+                        format!("{place}: expected at most {MOST_FORMS}"),
+                    );
+                }
                 for (form, own) in forms.iter().enumerate() {
+                    if !positive(own.rate_per_second) {
+                        let problem = "rate_per_second: expected a positive rate".into();
+                        return at(format!("peaks.{place}[{form}]"), problem);
+                    }
                     let times = std::iter::once(&own.wall).chain(&own.gpu);
                     if let Some(problem) = times.filter_map(Times::problem).next() {
                         return at(format!("peaks.{place}[{form}]"), problem);
@@ -574,10 +601,21 @@ impl ResultFile {
                         "clock: expected \"wall\", since there is no GPU time".into(),
                     );
                 }
+                let more = [measured.first_s, measured.max_error];
+                if more
+                    .iter()
+                    .any(|number| !number.is_finite() || *number < 0.0)
+                {
+                    return at(
+                        place,
+                        "first_s, max_error: expected numbers from 0 on".into(),
+                    );
+                }
                 let rates = [measured.flops_per_second, measured.bytes_per_second];
                 let share = measured.share_of_peak.unwrap_or(1.0);
                 if !rates.iter().all(|rate| positive(*rate)) || !positive(share) {
-                    return at(place, "expected positive rates and a positive share".into());
+                    let problem = "flops_per_second, bytes_per_second, share_of_peak: expected positive numbers";
+                    return at(place, problem.into());
                 }
             }
         }
@@ -629,14 +667,22 @@ pub fn labelled(files: &[(String, ResultFile)]) -> Vec<LabelledRun<'_>> {
     };
     let form = (0..2).find(|form| distinct(*form)).unwrap_or(2);
     let mut taken = HashSet::new();
+    // How far the numbers of a label have come.
+    let mut counts: HashMap<String, usize> = HashMap::new();
     let mut labelled = Vec::new();
     for (at, (_, file, run)) in runs.iter().enumerate() {
         let own = label(&runs[at], form);
-        let numbered = (2..).map(|number| format!("{own} ({number})"));
-        let label = std::iter::once(own.clone())
-            .chain(numbered)
-            .find(|label| taken.insert(label.clone()))
-            .unwrap_or(own.clone());
+        let count = counts.entry(own.clone()).or_insert(0);
+        let label = loop {
+            *count += 1;
+            let label = match *count {
+                1 => own.clone(),
+                number => format!("{own} ({number})"),
+            };
+            if taken.insert(label.clone()) {
+                break label;
+            }
+        };
         labelled.push(LabelledRun { label, file, run });
     }
     labelled

@@ -24,9 +24,9 @@ mod compare;
 mod file;
 mod report;
 
-pub use compare::{Change, ComparedCase, Comparison, FLOOR, Verdict, change, change_of};
+pub use compare::{Change, ComparedCase, Comparison, FLOOR, Verdict, change_of};
 pub use file::{
     Adapter, CaseResult, Clock, LabelledRun, Limits, MeasuredCase, MeasuredPeaks, Outcome,
     PeakForm, ResultFile, Run, SCHEMA, Settings, System, Times, labelled,
 };
-pub use report::{report, report_charts};
+pub use report::{report, report_charts, visible};

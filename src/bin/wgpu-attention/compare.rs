@@ -1,19 +1,19 @@
 //! `compare`: result files of `bench` beside each other.
 
-use crate::table::{Format, Table, visible};
+use crate::table::{Format, Table};
 use crate::{Verdict, complain, say, say_all, tell};
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use wgpu_attention::Result;
 use wgpu_attention::results::{
-    Change, Comparison, LabelledRun, Outcome, ResultFile, Verdict as Told, labelled,
+    Change, Comparison, LabelledRun, Outcome, ResultFile, Verdict as Told, labelled, visible,
 };
 
 #[derive(Args)]
 #[command(after_help = "\
 Every run is held against the first one. Times are those of the fastest tenth of the samples, which other programs disturb \
-least; by the GPU's clock where both runs have it. What is within the noise of the two runs is called so: it takes a twentieth, \
+least; by the GPU's clock where all runs have it. What is within the noise of the two runs is called so: it takes a twentieth, \
 and what the runs' own rounds and the adapter's own peaks differ by, to be a change. docs/benchmarking.md says more.")]
 pub(crate) struct Options {
     /// Files that `bench --save` wrote; one of several adapters compares them
@@ -47,6 +47,14 @@ pub(crate) fn load(paths: &[PathBuf]) -> Result<Vec<(String, ResultFile)>> {
 pub(crate) fn run(options: &Options) -> Result<Verdict> {
     let files = load(&options.files)?;
     let runs = labelled(&files);
+    let unfinished = runs.iter().find(|run| !run.file.complete);
+    if let (Some(_), Some(run)) = (options.fail_above, unfinished) {
+        complain(format_args!(
+            "--fail-above: {} is not complete, and what is missing in it may be what is slower; measure again",
+            run.label
+        ));
+        return Ok(Verdict::Unsound);
+    }
     let comparison = Comparison::of(&runs)?;
     match options.format {
         Format::Table => {
@@ -191,7 +199,14 @@ fn summary(comparison: &Comparison<'_>) -> Vec<String> {
         let changes: Vec<&Change> = changes.filter_map(|c| c.against_first(number)).collect();
         let count = |verdict| changes.iter().filter(|c| c.verdict == verdict).count();
         let logs: f64 = changes.iter().map(|change| change.ratio.ln()).sum();
-        let mean = (logs / changes.len().max(1) as f64).exp();
+        if changes.is_empty() {
+            lines.push(format!(
+                "{} against A: nothing was measured in both",
+                letter(number)
+            ));
+            continue;
+        }
+        let mean = (logs / changes.len() as f64).exp();
         lines.push(format!(
             "{} against A: {} faster, {} slower, {} within noise; geometric mean of the ratios {mean:.3}",
             letter(number),
@@ -234,7 +249,14 @@ fn flat(comparison: &Comparison<'_>) -> Table {
                 ]),
                 (None, found) => {
                     cells.extend(vec![String::new(); 5]);
-                    cells.push(found.map_or("missing", |own| broken(&own.outcome)).into());
+                    cells.push(
+                        match found.map(|own| broken(&own.outcome)) {
+                            None => "missing",
+                            Some("") => "not in the first",
+                            Some(broken) => broken,
+                        }
+                        .into(),
+                    );
                 }
             }
             table.row(cells);
@@ -267,7 +289,21 @@ fn as_json(comparison: &Comparison<'_>) -> Value {
                 })
             })
         });
-        json!({ "id": case.id, "changes": changes.collect::<Vec<_>>() })
+        let found = case
+            .found
+            .iter()
+            .map(|found| match found.map(|own| &own.outcome) {
+                None => "missing",
+                Some(Outcome::Measured(_)) => "measured",
+                Some(Outcome::Wrong { .. }) => "wrong",
+                Some(Outcome::Failed { .. }) => "failed",
+                Some(Outcome::Refused { .. }) => "refused",
+            });
+        json!({
+            "id": case.id,
+            "found": found.collect::<Vec<_>>(),
+            "changes": changes.collect::<Vec<_>>(),
+        })
     });
     json!({
         "what": "wgpu-attention compare",

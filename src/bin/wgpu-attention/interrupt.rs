@@ -8,7 +8,7 @@ static REQUESTED: AtomicBool = AtomicBool::new(false);
 /// The exit status of a program that was interrupted, as shells have it.
 pub(crate) const STATUS: u8 = 130;
 
-/// From now on the first Ctrl-C (or a termination) is only remembered; the second ends the program at once.
+/// From now on the first Ctrl-C is only remembered; the second ends the program at once.
 pub(crate) fn listen() {
     static LISTENING: Once = Once::new();
     LISTENING.call_once(|| {
@@ -16,7 +16,7 @@ pub(crate) fn listen() {
             if REQUESTED.swap(true, Ordering::SeqCst) {
                 std::process::exit(STATUS.into());
             }
-            crate::tell("interrupted: ending after the case in hand; once more ends at once");
+            crate::tell("interrupted: ending after what is being measured; once more ends at once");
         });
         if let Err(error) = set {
             log::warn!("Ctrl-C will end the program at once: {error}");

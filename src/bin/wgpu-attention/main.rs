@@ -21,6 +21,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use wgpu_attention::kernels::Form;
+use wgpu_attention::results::visible;
 use wgpu_attention::wgpu::Backends;
 use wgpu_attention::{Error, Gpu, GpuOptions, Result};
 
@@ -164,14 +165,14 @@ fn say_all(text: impl Display) {
 
 /// A line on standard error that is no complaint.
 fn tell(line: impl Display) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stderr(), "{}", visible(&line.to_string()));
 }
 
 /// One line on standard error, however many lines the words have.
 fn complain(words: impl Display) {
     let words = words.to_string();
     let lines: Vec<&str> = words.lines().map(str::trim).collect();
-    let _ = writeln!(std::io::stderr(), "error: {}", lines.join(" "));
+    let _ = writeln!(std::io::stderr(), "error: {}", visible(&lines.join(" ")));
 }
 
 /// The adapter of that name and backend, or the best one.

@@ -54,6 +54,29 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
             charts.push((path, svg));
         }
     }
+    let is_input = |chart: &PathBuf| {
+        let chart = chart.canonicalize().ok();
+        let mut inputs = options.files.iter();
+        chart.is_some() && inputs.any(|file| file.canonicalize().ok() == chart)
+    };
+    if let Some((path, _)) = charts.iter().find(|(path, _)| is_input(path)) {
+        complain(format_args!(
+            "{}: a file of results is named as a chart of --svg; give it another name",
+            path.display()
+        ));
+        return Ok(Verdict::Unsound);
+    }
+    let absolute = |path: &PathBuf| std::path::absolute(path).ok();
+    if charts
+        .iter()
+        .any(|(path, _)| absolute(path) == absolute(&options.output))
+    {
+        complain(format_args!(
+            "{}: --output names a chart of --svg; give it another name",
+            options.output.display()
+        ));
+        return Ok(Verdict::Unsound);
+    }
     save(&options.output, &report(&runs), options.force)?;
     say(format_args!("written     {}", options.output.display()));
     for (path, svg) in &charts {

@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use comfy_table::{CellAlignment, ContentArrangement, Table as Terminal, presets};
+use wgpu_attention::results::visible;
 
 /// How results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -85,22 +86,7 @@ impl Table {
     }
 }
 
-/// Somebody else's words without what a terminal would obey: control characters, and marks that turn the direction of text.
-pub(crate) fn visible(text: &str) -> String {
-    let mut shown = String::new();
-    for letter in text.chars() {
-        match letter {
-            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                shown.extend(letter.escape_unicode());
-            }
-            letter if letter.is_control() => shown.extend(letter.escape_default()),
-            letter => shown.push(letter),
-        }
-    }
-    shown
-}
-
-/// The same, and what markdown would take for its own.
+/// [`visible`], and without what markdown would take for its own.
 pub(crate) fn escaped_markdown(text: &str) -> String {
     let mut shown = String::new();
     for letter in visible(text).chars() {

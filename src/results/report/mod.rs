@@ -12,6 +12,8 @@ mod data;
 mod samples;
 mod words;
 
+pub use words::visible;
+
 use crate::results::{CaseResult, Clock, LabelledRun, MeasuredCase, Outcome, Run};
 use charts::{MOST_BARS, Picture, Roof, SeriesWords, Svg};
 use data::{KINDS, kind_number};
@@ -495,7 +497,8 @@ fn comparison(runs: &[LabelledRun], charts: &Charts) -> Markup {
                     @if single {
                         "Of the time that a case took, how much the peak that binds it would have needed."
                     } @else {
-                        "The cases that two runs or more have. The longest bar of a case is its fastest run; the times stand behind the bars."
+                        "The cases that two runs or more have. The longest bar of a case is its fastest run; the times stand behind the bars: "
+                        "the GPU's where all of these runs have them, else the wall's."
                     }
                 }
             }
@@ -526,7 +529,7 @@ fn cases(runs: &[LabelledRun]) -> Markup {
                         (badge(at)) " " bdi { (label) } ": " (outcomes(run.run))
                     }
                     @if !run.file.complete {
-                        p class="note" { "This run was interrupted: cases after the last one are missing." }
+                        p class="note" { "Its file is not complete (interrupted, or an adapter was given up): cases or rounds may be missing." }
                     }
                     @if run.run.cases.is_empty() {
                         p { "No case." }

@@ -15,6 +15,7 @@ pub(super) fn file(number: usize) -> ResultFile {
         shapes: Vec::new(),
         kernel: None,
         form: "auto".into(),
+        tiers: "auto".into(),
         samples: 30,
         rounds: 2,
     };

@@ -3,21 +3,33 @@
 /// The longest name that is shown as a whole, in characters.
 const MOST_CHARACTERS: usize = 400;
 
-/// Somebody else's words on one line: what has no shape of its own, or turns the direction of what follows, is shown by its number.
+/// Somebody else's words on one line, cut where they are very long.
 pub(super) fn plain(text: &str) -> String {
-    let mut plain = String::new();
-    for (number, char) in text.chars().enumerate() {
-        if number == MOST_CHARACTERS {
-            plain.push('…');
-            break;
-        }
+    let mut letters = text.char_indices().skip(MOST_CHARACTERS);
+    match letters.next() {
+        Some((end, _)) => visible(&text[..end]) + "…",
+        None => visible(text),
+    }
+}
+
+/// Somebody else's words (names of adapters and drivers, text of a file) on one line: what has no shape of its own, what a terminal would
+/// obey, and what turns the direction of the text behind it is shown by its number.
+///
+/// ```
+/// use wgpu_attention::results::visible;
+///
+/// assert_eq!(visible("name\u{1b}[2J"), "name\\u{1b}[2J");
+/// ```
+pub fn visible(text: &str) -> String {
+    let mut shown = String::new();
+    for char in text.chars() {
         match char {
-            '\t' | '\n' | '\r' => plain.push(' '),
-            char if is_hidden(char) => plain.extend(char.escape_unicode()),
-            char => plain.push(char),
+            '\t' | '\n' | '\r' => shown.push(' '),
+            char if is_hidden(char) => shown.extend(char.escape_unicode()),
+            char => shown.push(char),
         }
     }
-    plain
+    shown
 }
 
 /// Control characters, marks of direction, and what no XML file may hold.

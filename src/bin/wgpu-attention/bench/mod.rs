@@ -47,7 +47,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value = "auto")]
     tiers: TiersOption,
     /// List the cases and measure nothing
-    #[arg(long, conflicts_with_all = ["save", "check_noise", "shapes", "adapters"])]
+    #[arg(long, conflicts_with_all = ["save", "check_noise", "shapes", "adapters", "format", "kernel", "tuning"])]
     list: bool,
     /// Part of an adapter's name, several times for several; `all`: every adapter of every backend
     #[arg(long = "adapter", value_name = "NAME", num_args = 1..)]
@@ -78,7 +78,7 @@ pub(crate) struct Options {
     #[arg(long, requires = "save")]
     force: bool,
     /// Measure one case again and again, and say what difference this machine can resolve
-    #[arg(long, conflicts_with_all = ["save", "kernel"])]
+    #[arg(long, conflicts_with_all = ["save", "kernel", "format", "tuning"])]
     check_noise: bool,
 }
 
@@ -110,13 +110,13 @@ fn kernel(name: &str) -> Result<String, String> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<Verdict> {
-    if options.list {
-        list(options);
-        return Ok(Verdict::Right);
-    }
     if let Some(path) = &options.save {
         expect_writable(path, options.force)?;
-        if options.tuning.as_ref() == Some(path) {
+        let same = |tuning: &PathBuf| match (tuning.canonicalize(), path.canonicalize()) {
+            (Ok(tuning), Ok(path)) => tuning == path,
+            _ => tuning == path,
+        };
+        if options.tuning.as_ref().is_some_and(same) {
             complain("--save names the file of --tuning; give it another name");
             return Ok(Verdict::Unsound);
         }
@@ -125,8 +125,14 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         complain(problem);
         return Ok(Verdict::Unsound);
     }
+    if options.list {
+        list(options);
+        return Ok(Verdict::Right);
+    }
     interrupt::listen();
-    let gpus = open(options)?;
+    // Adapters that were given up, here or later.
+    let mut lost = 0;
+    let gpus = open(options, &mut lost)?;
     if options.check_noise {
         return noise::run(options, &gpus);
     }
@@ -137,6 +143,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         shapes: options.shapes.iter().map(Work::name).collect(),
         kernel: options.kernel.clone(),
         form: format!("{:?}", options.form).to_lowercase(),
+        tiers: format!("{:?}", options.tiers).to_lowercase(),
         samples: options.samples,
         rounds: options.rounds,
     };
@@ -145,10 +152,8 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         options,
         started: false,
     };
-    keeper.keep(&file)?;
     let bar = progress();
-    // Adapters that were given up.
-    let mut lost = 0;
+    let mut finished = true;
     for gpu in &gpus {
         let (works, left_out) = chosen(options, gpu);
         if works.is_empty() {
@@ -182,9 +187,15 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
         });
         bar.set_message("");
         match measured {
-            Ok(()) => {}
-            // What cannot be written, or is asked for in vain, is so with the next adapter, too.
-            Err(error @ (Error::Io { .. } | Error::Format { .. })) => return Err(error),
+            Ok(all) => finished &= all,
+            // What cannot be written, or is asked for in vain, is so with the next adapter, too. (What is known is at least shown.)
+            Err(error @ (Error::Io { .. } | Error::Format { .. })) => {
+                bar.finish_and_clear();
+                if options.format == Format::Table && file.runs.len() > before {
+                    say_all(show::run(&file, before));
+                }
+                return Err(error);
+            }
             Err(error) => {
                 lost += 1;
                 tell(format_args!("{}: given up: {error}", gpu.describe()));
@@ -193,16 +204,23 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
                 }
             }
         }
+        if file.runs.len() == before {
+            break;
+        }
         if options.format == Format::Table {
             bar.suspend(|| say_all(show::run(&file, file.runs.len() - 1)));
         }
         if interrupt::requested() {
+            finished &= file.runs.len() == gpus.len();
             break;
         }
     }
     bar.finish_and_clear();
-    file.complete = !interrupt::requested() && lost == 0;
-    keeper.keep(&file)?;
+    // (Where nothing was begun, what is there stays.)
+    if !file.runs.is_empty() {
+        file.complete = finished && lost == 0;
+        keeper.keep(&file)?;
+    }
     match options.format {
         Format::Table => {}
         Format::Markdown => say_all(show::markdown(&file)),
@@ -267,7 +285,7 @@ fn nothing_chosen(options: &Options) -> Option<String> {
 }
 
 /// The adapters that were asked for, with the tiers that are right on them.
-fn open(options: &Options) -> Result<Vec<Gpu>> {
+fn open(options: &Options, lost: &mut usize) -> Result<Vec<Gpu>> {
     let one = |name: Option<String>| GpuOptions {
         adapter_name: name,
         backends: options.backend.map(BackendOption::backends),
@@ -302,15 +320,24 @@ fn open(options: &Options) -> Result<Vec<Gpu>> {
             }
         }
     }
-    let qualified = gpus.into_iter().map(|gpu| qualified(gpu, options.tiers));
-    qualified.collect()
+    let mut kept = Vec::new();
+    for gpu in gpus {
+        match qualified(&gpu, options.tiers) {
+            Ok(gpu) => kept.push(gpu),
+            Err(error) => {
+                *lost += 1;
+                tell(format_args!("{}: given up: {error}", gpu.describe()));
+            }
+        }
+    }
+    Ok(kept)
 }
 
 /// The same adapter with the tiers that are right on it.
-fn qualified(gpu: Gpu, tiers: TiersOption) -> Result<Gpu> {
+fn qualified(gpu: &Gpu, tiers: TiersOption) -> Result<Gpu> {
     let software = gpu.adapter_info().device_type == wgpu::DeviceType::Cpu;
     if tiers == TiersOption::Off || tiers == TiersOption::Auto && software {
-        return Ok(gpu);
+        return Ok(gpu.clone());
     }
     let (qualified, found) = gpu.qualify_blocking()?;
     for one in found.iter().filter(|one| !one.passed()) {

@@ -49,7 +49,10 @@ fn check(options: &Options, gpu: &Gpu, work: &Work) -> Result<bool> {
         ..Default::default()
     };
     let mut runs: Vec<(Clock, Times)> = Vec::new();
-    while runs.len() < RUNS && !interrupt::requested() {
+    for _ in 0..RUNS {
+        if interrupt::requested() {
+            break;
+        }
         let rounds = (0..options.rounds)
             .map(|_| measure(gpu, &measure_options, &mut prepared.recorder()))
             .collect::<Result<Vec<_>>>()?;

@@ -1,8 +1,10 @@
 //! What was found as text: for the terminal, in markdown, as CSV.
 
-use crate::table::{Table, escaped_markdown, visible};
+use crate::table::{Table, escaped_markdown};
 use std::fmt::Write;
-use wgpu_attention::results::{CaseResult, MeasuredCase, MeasuredPeaks, Outcome, ResultFile, Run};
+use wgpu_attention::results::{
+    CaseResult, MeasuredCase, MeasuredPeaks, Outcome, ResultFile, Run, visible,
+};
 
 /// A run for the terminal: the adapter, its peaks, its cases.
 pub(super) fn run(file: &ResultFile, number: usize) -> String {
@@ -54,7 +56,7 @@ fn about(run: &Run) -> Vec<String> {
         run.adapter.describe(),
         run.adapter.describe_driver()
     )];
-    if run.adapter.is_software() {
+    if run.adapter.is_software() && !run.left_out.is_empty() {
         lines.push(format!(
             "            a CPU underneath: {} of GPU size left out",
             cases_in_words(run.left_out.len())

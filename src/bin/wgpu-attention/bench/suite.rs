@@ -1,6 +1,6 @@
 //! The cases of one adapter: each is checked once and measured in every round.
 
-use crate::{interrupt, load_tuning};
+use crate::{interrupt, load_tuning, tell};
 use indicatif::ProgressBar;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ struct Measuring {
 }
 
 impl Suite<'_> {
-    /// Goes through all rounds, and calls `keep` with what is there after each case and at the end. Ends early when somebody wants the program to end.
+    /// Goes through all rounds, and calls `keep` with what is there after each case and at the end. Ends early when somebody wants the program to end. Whether all was measured.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl Suite<'_> {
         &self,
         bar: &ProgressBar,
         keep: &mut dyn FnMut(Run) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let tuned_problems = match self.tuning {
             Some(file) => Some(load_tuning(self.gpu, file)?),
             None => None,
@@ -86,6 +86,10 @@ impl Suite<'_> {
         bar.inc_length(steps);
         bar.tick();
         let peaks = Peaks::measure(self.gpu)?;
+        if interrupt::requested() {
+            return Ok(false);
+        }
+        let mut finished = true;
         let mut after: Vec<Peak> = Vec::new();
         let now = |slots: &[Slot], after: &[Peak]| Run {
             adapter: Adapter::from(self.gpu),
@@ -100,6 +104,7 @@ impl Suite<'_> {
         'rounds: for round in 0..self.rounds {
             for number in 0..slots.len() {
                 if interrupt::requested() {
+                    finished = false;
                     break 'rounds;
                 }
                 let slot = &mut slots[number];
@@ -107,14 +112,23 @@ impl Suite<'_> {
                 match self.step(slot, round) {
                     Ok(()) => {}
                     Err(error @ Error::DeviceLost { .. }) => return Err(error),
+                    // What was measured in earlier rounds stays.
+                    Err(error) if slot.has_rounds() => {
+                        bar.suspend(|| tell(format_args!("{}: {error}", slot.work.name())));
+                    }
                     Err(error) => slot.state = State::Over(refused_or_failed(&error)),
                 }
                 bar.inc(1);
                 keep(now(&slots, &after))?;
             }
+            if interrupt::requested() {
+                finished = round + 1 == self.rounds;
+                break;
+            }
             after.extend(peaks.again(self.gpu)?);
         }
-        keep(now(&slots, &after))
+        keep(now(&slots, &after))?;
+        Ok(finished)
     }
 
     /// The ways in which a case is measured.
@@ -133,7 +147,9 @@ impl Suite<'_> {
         };
         match self.variants.kernel {
             Some("all") => match Prepared::kernels_for(self.gpu, work, &options) {
-                Ok(kernels) if !kernels.is_empty() => kernels.into_iter().map(by).collect(),
+                Ok(kernels) if !kernels.is_empty() => {
+                    kernels.into_iter().map(|(kernel, _)| by(kernel)).collect()
+                }
                 // (What is wrong with it will be seen again.)
                 _ => vec![slot(None, options)],
             },
@@ -150,7 +166,7 @@ impl Suite<'_> {
         }
     }
 
-    /// The tiers that the planner, which takes the last of those that qualified, would not take.
+    /// The tiers that the planner would not take.
     fn other_tiers(&self, work: &Work) -> Vec<Tier> {
         let many = matches!(work, Work::Attention { .. });
         if !self.variants.tiers || !many || work.element() != ElementType::F16 {
@@ -160,14 +176,9 @@ impl Suite<'_> {
         tiers.extend(&self.gpu.capabilities().qualified_tiers);
         let options = PrepareOptions::suited(self.gpu, self.variants.form);
         let planned = Prepared::kernels_for(self.gpu, work, &options);
-        let planned = planned.ok().and_then(|kernels| kernels.first().copied());
-        // One that is asked for and is the planner's own is measured once.
-        let own = match planned {
-            Some("attention_matrices") => Tier::Matrices,
-            _ if tiers.contains(&Tier::Half) => Tier::Half,
-            _ => Tier::Plain,
-        };
-        tiers.retain(|tier| *tier != own);
+        if let Some((_, own)) = planned.ok().and_then(|kernels| kernels.first().copied()) {
+            tiers.retain(|tier| *tier != own);
+        }
         tiers
     }
 
@@ -223,13 +234,17 @@ fn refused_or_failed(error: &Error) -> Outcome {
         | Error::OutOfMemory { .. }
         | Error::Unsupported { .. }
         | Error::Parameter { .. }
-        | Error::Shape { .. }
+        | Error::Layout { .. }
         | Error::MissingFeature { .. } => Outcome::Refused { reason },
         _ => Outcome::Failed { reason },
     }
 }
 
 impl Slot {
+    fn has_rounds(&self) -> bool {
+        matches!(&self.state, State::Measuring(measuring) if !measuring.rounds.is_empty())
+    }
+
     /// What is known of it; `None` before it was begun.
     fn result(&self, peaks: &Peaks) -> Option<CaseResult> {
         let outcome = match &self.state {
