@@ -486,8 +486,10 @@ fn random_problems_match_the_reference() {
     let pipelines = gpu.pipeline_count() - before;
     eprintln!("{cases} problems, {pipelines} pipelines");
     failures.report(cases as usize);
+    // Of 1000 problems over both forms, all rules, types and sizes of heads 470: what varies freely compiles nothing. (A kernel more is
+    // compiled for every set of rules, type and size of heads that it has.)
     assert!(
-        pipelines <= 400,
+        pipelines <= 500,
         "{pipelines} pipelines for {cases} problems"
     );
 }
