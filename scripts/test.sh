@@ -11,12 +11,15 @@
 #         gl          GPU tests on OpenGL ES through EGL
 #         isa         what AMD's compiler makes of the kernels: nothing that is for GPUs may spill
 #
+# The stages from lavapipe on run two at a time: a driver's compiler is one thread. Each has a process group of its own, says
+# on the screen how each check ended, and shows all it printed when it ends.
+#
 # Missing drivers are installed with apt-get (as root or through sudo). Logs: target/test-logs/.
 # Fails where a check fails, a test is ignored or filtered out, a test target runs no test, or a file in
 # tests/ is in none of the lists below.
 set -euo pipefail
 
-# Every tests/*.rs is in exactly one of these three lists.
+# Every tests/*.rs is in exactly one of these four lists.
 GPU_FREE_TESTS=(
     shaders
     results
@@ -37,6 +40,10 @@ GPU_TESTS=(
     errors
     case_kinds
     bench
+)
+# Not on SwiftShader, which compiles slowest: how the program reads and says things does not depend on the adapter. Its golden cases
+# and its bare command run there too.
+FASTER_ADAPTER_TESTS=(
     program
 )
 # Whether the checks can fail does not depend on the adapter: asked on the one that compiles fastest, hundreds of broken
@@ -48,14 +55,24 @@ ONE_ADAPTER_TESTS=(
 )
 
 STAGES=(static free lavapipe swiftshader gl isa)
+# Those that run beside others, AT_ONCE at a time, in the order in which they start: the longest first.
+BESIDE=(swiftshader lavapipe gl isa)
+AT_ONCE=2
 LOGS=target/test-logs
 MAX_PACKAGED_BYTES=10000000
 
 export CARGO_INCREMENTAL=0
 export CARGO_TERM_COLOR=never
+# Without line numbers in what drivers get, which naga looks up by counting lines from the top; as release builds have it.
+export WGPU_DEBUG=0
 
 failures=() # what failed, in words
 summary=()  # one line a stage
+own_runtime_dir=
+declare -A beside=() # the stages that run in the background, each with its process, which leads a process group
+
+# told WORDS: on the screen, also from a stage whose output goes into a file.
+told() { echo "$*" 2>/dev/null >&"${screen:-1}" || true; }
 
 note() { printf '\n== %s\n' "$*"; }
 
@@ -66,13 +83,15 @@ fail() {
 
 # check NAME COMMAND...: runs it, with its output on the screen and in a log; a failure is kept for the end.
 check() {
-    local name=$1
+    local name=$1 start=$SECONDS
     shift
     note "$name: $*"
     "$@" 2>&1 | tee "$LOGS/${name//[^A-Za-z0-9._-]/_}.log" || {
         fail "$name"
+        told "$name: FAILED after $((SECONDS - start)) s"
         return 1
     }
+    told "$name: ended after $((SECONDS - start)) s"
 }
 
 # ---------------------------------------------------------------- reading what cargo test prints
@@ -115,7 +134,7 @@ cargo_test() {
     shift 2
     check "$name" cargo test --all-features "$@" || return 0
     if ! problems=$(judge "$LOGS/${name//[^A-Za-z0-9._-]/_}.log" "$name" "$least"); then
-        fail "$problems"
+        fail "${problems:-$name: its log cannot be read}"
     fi
 }
 
@@ -124,7 +143,7 @@ chosen_test() {
     local name=$1 problems
     check "$name" cargo test --all-features --test "$2" -- --exact "$3" || return 0
     if ! problems=$(judge "$LOGS/${name//[^A-Za-z0-9._-]/_}.log" "$name" 1 chosen); then
-        fail "$problems"
+        fail "${problems:-$name: its log cannot be read}"
     fi
 }
 
@@ -148,11 +167,11 @@ check_judge() {
     fi
 }
 
-# unlisted FOLDER: what is wrong with the three lists, given the files in FOLDER; nothing where they agree.
+# unlisted FOLDER: what is wrong with the four lists, given the files in FOLDER; nothing where they agree.
 unlisted() {
     comm -3 \
         <(find "$1" -maxdepth 1 -name '*.rs' -printf '%f\n' | sed 's/\.rs$//' | sort) \
-        <(printf '%s\n' "${GPU_FREE_TESTS[@]}" "${GPU_TESTS[@]}" "${ONE_ADAPTER_TESTS[@]}" | sed '/^$/d' | sort) |
+        <(printf '%s\n' "${GPU_FREE_TESTS[@]}" "${GPU_TESTS[@]}" "${FASTER_ADAPTER_TESTS[@]}" "${ONE_ADAPTER_TESTS[@]}" | sed '/^$/d' | sort) |
         sed -e 's/^\t\(.*\)/listed too often, or not there: \1/' -e t -e 's/^/in none of the lists: /'
 }
 
@@ -351,26 +370,28 @@ vulkan_tests() {
 
 # The fastest adapter draws the most random problems.
 stage_lavapipe() {
-    local -x WGPU_ATTENTION_CASES=1000
-    vulkan_tests lavapipe llvmpipe "$(lavapipe_icd || true)" "${ONE_ADAPTER_TESTS[@]}"
+    local -x WGPU_ATTENTION_CASES=600
+    vulkan_tests lavapipe llvmpipe "$(lavapipe_icd || true)" "${FASTER_ADAPTER_TESTS[@]}" "${ONE_ADAPTER_TESTS[@]}"
 }
 
 # The checks of all attention are run on the kernels for few queries by the fastest adapter; the others run tests/decode.rs. It also
-# compiles every configuration with every set of rules, the others those of the smallest sizes.
+# compiles every configuration, the others some of them: WGPU_ATTENTION_CONFIGURATIONS, in tests/support/check.rs.
 stage_swiftshader() {
     local icd
-    local -x WGPU_ATTENTION_DECODE_KERNELS=decode WGPU_ATTENTION_CONFIGURATIONS=few WGPU_ATTENTION_CASES=100
+    local -x WGPU_ATTENTION_DECODE_KERNELS=decode WGPU_ATTENTION_CONFIGURATIONS=few WGPU_ATTENTION_CASES=50
     icd=$(swiftshader_icd || true)
     vulkan_tests swiftshader SwiftShader "$icd"
     local -x VK_DRIVER_FILES=$icd VK_ICD_FILENAMES=$icd WGPU_BACKEND=vulkan WGPU_ADAPTER_NAME=SwiftShader
     local -x WGPU_ATTENTION_REQUIRE_GPU=1
     chosen_test swiftshader-barriers mutants missing_barriers_are_rejected
+    chosen_test swiftshader-program-verify program verify_passes_the_golden_cases_in_both_forms
+    chosen_test swiftshader-program-bare program the_bare_command_runs_a_real_layer_and_says_how_right_it_is
 }
 
 stage_gl() {
     local -x VK_DRIVER_FILES=/none VK_ICD_FILENAMES=/none WGPU_BACKEND=gl WGPU_ADAPTER_NAME=llvmpipe
-    local -x WGPU_ATTENTION_DECODE_KERNELS=decode WGPU_ATTENTION_CONFIGURATIONS=few WGPU_ATTENTION_CASES=200
-    gpu_tests gl
+    local -x WGPU_ATTENTION_DECODE_KERNELS=decode WGPU_ATTENTION_CONFIGURATIONS=few WGPU_ATTENTION_CASES=100
+    gpu_tests gl "${FASTER_ADAPTER_TESTS[@]}"
 }
 
 # The compiler runs without a GPU, and nothing else does.
@@ -392,8 +413,73 @@ run_stage() {
     note "$stage"
 }
 
+# run_beside STAGE: run_stage in the background; what it printed, and what it knows at its end, go into files.
+run_beside() {
+    local stage=$1 files=$LOGS/stage-$1
+    rm -f "$files".*
+    note "stage $stage starts; its output: $files.out"
+    # With job control the stage has a process group of its own, which can be ended as a whole, and does not ignore Ctrl-C.
+    set -m
+    (
+        set +m
+        trap - EXIT INT TERM
+        failures=() summary=()
+        run_stage "$stage"
+        printf '%s\n' "${failures[@]}" >"$files.failures"
+        printf '%s\n' "${summary[@]}" >"$files.summary"
+        ((${#failures[@]} == 0))
+    ) >"$files.out" 2>&1 </dev/null &
+    set +m
+    beside[$stage]=$!
+}
+
+# collect STAGE: waits for a stage in the background, shows its output and takes over what failed in it.
+collect() {
+    local stage=$1 files=$LOGS/stage-$1 status=0 lines
+    wait "${beside[$stage]}" || status=$?
+    # (Where it was killed, what it started may go on.)
+    kill -TERM -- "-${beside[$stage]}" 2>/dev/null || true
+    unset "beside[$stage]"
+    cat "$files.out"
+    mapfile -t lines < <(sed '/^$/d' "$files.failures" 2>/dev/null)
+    failures+=("${lines[@]}")
+    # Both files are written last: without them it did not come to its end. With a failure its status is not 0, nor without.
+    if [[ ! -s $files.failures || ! -s $files.summary ]] || ((status != 0 && ${#lines[@]} == 0)); then
+        fail "stage $stage ended early, with status $status"
+    fi
+    mapfile -t lines < <(sed '/^$/d' "$files.summary" 2>/dev/null)
+    summary+=("${lines[@]}")
+}
+
+# run_all_beside STAGE...: these stages in the background, AT_ONCE at a time.
+run_all_beside() {
+    local stage waiting=("$@")
+    while ((${#waiting[@]} + ${#beside[@]} > 0)); do
+        while ((${#waiting[@]} > 0 && ${#beside[@]} < AT_ONCE)); do
+            run_beside "${waiting[0]}"
+            waiting=("${waiting[@]:1}")
+        done
+        sleep 1
+        for stage in "${!beside[@]}"; do
+            kill -0 "${beside[$stage]}" 2>/dev/null || collect "$stage"
+        done
+    done
+}
+
+# However this script ends, nothing that it started goes on.
+clean_up() {
+    local group
+    for group in "${beside[@]}" $(jobs -p); do
+        kill -TERM -- "-$group" 2>/dev/null || true
+    done
+    wait
+    if [[ -n $own_runtime_dir ]]; then
+        rm -rf "$own_runtime_dir"
+    fi
+}
+
 main() {
-    local stage partial=no wanted=("$@")
+    local stage partial=no wanted=("$@") chosen=()
     cd "$(dirname "${BASH_SOURCE[0]}")/.."
     if ((${#wanted[@]} == 0)); then
         wanted=("${STAGES[@]}")
@@ -405,16 +491,33 @@ main() {
         fi
     done
     mkdir -p "$LOGS"
+    exec {screen}>&1
     if [[ -z ${XDG_RUNTIME_DIR:-} ]]; then
-        XDG_RUNTIME_DIR=$(mktemp -d)
-        export XDG_RUNTIME_DIR
-        trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
+        own_runtime_dir=$(mktemp -d)
+        export XDG_RUNTIME_DIR=$own_runtime_dir
     fi
+    trap clean_up EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
     install_rust_parts
     install_drivers "${wanted[@]}"
-    for stage in "${wanted[@]}"; do
-        run_stage "$stage"
+    for stage in "${STAGES[@]}"; do
+        if [[ " ${wanted[*]} " == *" $stage "* && " ${BESIDE[*]} " != *" $stage "* ]]; then
+            run_stage "$stage"
+        fi
     done
+    for stage in "${BESIDE[@]}"; do
+        if [[ " ${wanted[*]} " == *" $stage "* ]]; then
+            chosen+=("$stage")
+        fi
+    done
+    if ((${#chosen[@]} == 1)); then
+        run_stage "${chosen[0]}"
+    elif ((${#chosen[@]} > 1)); then
+        # So that none of them waits while another builds.
+        check build cargo test --all-features --workspace --no-run --tests --examples --benches || true
+        run_all_beside "${chosen[@]}"
+    fi
 
     note summary
     printf '%s\n' "${summary[@]}" "whole run    $SECONDS s"
