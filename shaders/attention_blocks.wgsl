@@ -11,15 +11,11 @@
 // q, k: (B, T, H or Hkv, D), v: (B, Tk, Hkv, Dv), out: (B, Tq, H, Dv), lse: (B, H, Tq), all by strides; packed
 // sequences have no B. tables: lengths, starts, slopes, sinks. Memory beyond the operands: none.
 // Host: HEAD_DIM (the larger of D and Dv rounded up to a compiled size; memory alone depends on it), KV_TYPE (of k and v:
-// 0 f32, 1 f16, 2 bf16), ROWS (1, 2 or 4), KEYS (a multiple of 32), LANES, SPREAD (LANES), one of shared/fours_* and
-// shared/spread_subgroup.
+// 0 f32, 1 f16, 2 bf16), ROWS (1, 2 or 4), KEYS (a multiple of 32), LANES, SPREAD (LANES), one each of shared/fours_* and
+// q_out_*, and shared/spread_subgroup.
 //
 // Measured on lavapipe against attention_lanes: docs/performance.md.
 
-@group(0) @binding(0)
-var<storage, read> q: array<u32>;
-@group(0) @binding(3)
-var<storage, read_write> out: array<u32>;
 @group(0) @binding(4)
 var<storage, read_write> lse: array<u32>;
 @group(0) @binding(5)
@@ -45,12 +41,6 @@ const HIDDEN: u32 = 0x80000000u;
 const SUMS: u32 = ROWS * HEAD_DIM / 4u;
 var<workgroup> staged: array<vec4<f32>, (SUMS + u32(HIDES_SINGLE_KEYS) * PAIRS / 4u) * LANES>;
 
-fn q_one(base: u32, channel: u32) -> f32 {
-    let at = base + min(channel, params.head_dim - 1u);
-    let value = value_of(q[word_of(at, params.q_type)], at, params.q_type) * params.scale;
-    return select(0.0, value, channel < params.head_dim);
-}
-
 // exp(-distance), and exactly 1 where there is none.
 fn weight_below(distance: f32) -> f32 {
     return select(exp(-distance), 1.0, distance == 0.0);
@@ -69,12 +59,7 @@ fn products(q_rows: array<u32, ROWS>, k_rows: array<u32, GROUPS>) -> array<f32, 
         var query = array<vec4<f32>, ROWS>();
         // @unroll
         for (var r = 0u; r < ROWS; r++) {
-            query[r] = vec4<f32>(
-                q_one(q_rows[r], channel),
-                q_one(q_rows[r], channel + 1u),
-                q_one(q_rows[r], channel + 2u),
-                q_one(q_rows[r], channel + 3u),
-            );
+            query[r] = q_four(q_rows[r], channel);
         }
         // @unroll
         for (var g = 0u; g < GROUPS; g++) {
@@ -277,11 +262,7 @@ fn attention_blocks(
                 + (item.q_start + own_query) * params.out_token_stride;
             for (var channel = 0u; channel < params.value_dim; channel += 4u) {
                 let sum = staged[(channel / 4u * ROWS + r) * LANES + lane];
-                let four = select(sum / divisor, vec4<f32>(), none);
-                store_pair(base + channel, four.x, four.y, channel + 1u < params.value_dim);
-                if (channel + 2u < params.value_dim) {
-                    store_pair(base + channel + 2u, four.z, four.w, channel + 3u < params.value_dim);
-                }
+                store_out(base, channel, select(sum / divisor, vec4<f32>(), none));
             }
         }
     }

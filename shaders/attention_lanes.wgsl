@@ -13,15 +13,11 @@
 // Host: HEAD_DIM (the larger of D and Dv rounded up to a compiled size; channels past params.head_dim and
 // params.value_dim count as 0), KV_TYPE (of k and v: 0 f32, 1 f16, 2 bf16), ROWS, LANES, SPREAD (fours of a row that are
 // handed round at once: LANES or, if they are fewer, all), TOGETHER (rows that are loaded at once: as many as SPREAD leaves
-// lanes for, KEYS at most), one of shared/fours_* and one of shared/spread_*.
+// lanes for, KEYS at most), one each of shared/fours_*, q_out_*, spread_*, rows_in_* and rows_out_*.
 //
 // Measured on lavapipe against the kernel before it, which read k and v value by value at addresses that the lanes
 // share and rescaled every sum at every key: docs/performance.md.
 
-@group(0) @binding(0)
-var<storage, read> q: array<u32>;
-@group(0) @binding(3)
-var<storage, read_write> out: array<u32>;
 @group(0) @binding(4)
 var<storage, read_write> lse: array<u32>;
 @group(0) @binding(5)
@@ -34,14 +30,29 @@ const QUERIES: u32 = ROWS * LANES;
 // Keys of one step.
 const KEYS: u32 = 2u;
 
-// q * scale at first, the sums in the end, four channels at a time. A lane reads only what it wrote itself: no barrier.
-// (Loops over channels go through it, since a private array that a loop's variable indexes becomes a tree of branches.)
-var<workgroup> staged: array<vec4<f32>, ROWS * FOURS * LANES>;
+// The rows of q and of the output that a workgroup has.
+struct Block {
+    first_query: u32,
+    last_query: u32,
+    // Rows that the item has in memory.
+    rows: u32,
+    // Where its row 0 begins, of q and of the output.
+    q: u32,
+    out: u32,
+}
 
-fn q_one(base: u32, channel: u32) -> f32 {
-    let at = base + min(channel, params.head_dim - 1u);
-    let value = value_of(q[word_of(at, params.q_type)], at, params.q_type) * params.scale;
-    return select(0.0, value, channel < params.head_dim);
+// Rows past the end repeat the last one. Nobody sees what they come to.
+fn load_four(block: Block, row: u32, four: u32) -> vec4<f32> {
+    let query = min(block.first_query + row, block.last_query);
+    return q_four(block.q + query * params.q_token_stride, four * 4u);
+}
+
+// Rows past the end of a packed sequence belong to others.
+fn store_four(block: Block, row: u32, four: u32, value: vec4<f32>) {
+    let query = block.first_query + row;
+    if (query < block.rows) {
+        store_out(block.out + query * params.out_token_stride, four * 4u, value);
+    }
 }
 
 // Where a key's row of k and of v begins, from the head's first.
@@ -153,25 +164,21 @@ fn attention_lanes(
     let all_keys = max(min(key_limit(item, first_query), seen_to), all_from) - all_from;
     let all_to = all_from + select(all_keys / KEYS * KEYS, 0u, HIDES_SINGLE_KEYS);
 
-    // Rows past the end repeat the last one. Nobody sees what they come to.
+    let block = Block(
+        first_query,
+        last_query,
+        item.rows,
+        params.q_offset + batch * params.q_batch_stride + head * params.q_head_stride + item.q_start * params.q_token_stride,
+        params.out_offset + batch * params.out_batch_stride + head * params.out_head_stride
+            + item.q_start * params.out_token_stride,
+    );
+    var query = array<vec4<f32>, ROWS * FOURS>();
+    rows_in(block, &query, lane);
     var from_key = array<u32, ROWS>();
     var limit = array<u32, ROWS>();
     var read_row = array<u32, ROWS>();
-    var query = array<vec4<f32>, ROWS * FOURS>();
     var row = array<Online, ROWS>();
     var sum = array<vec4<f32>, ROWS * FOURS>();
-    for (var e = 0u; e < ROWS * FOURS; e++) {
-        let own_query = min(first_query + e / FOURS * LANES + lane, last_query);
-        let base = params.q_offset + batch * params.q_batch_stride + head * params.q_head_stride
-            + (item.q_start + own_query) * params.q_token_stride;
-        let channel = e % FOURS * 4u;
-        staged[e * LANES + lane] = vec4<f32>(
-            q_one(base, channel),
-            q_one(base, channel + 1u),
-            q_one(base, channel + 2u),
-            q_one(base, channel + 3u),
-        );
-    }
     // @unroll
     for (var r = 0u; r < ROWS; r++) {
         let own_query = first_query + r * LANES + lane;
@@ -180,10 +187,6 @@ fn attention_lanes(
         read_row[r] = min(own_query, last_query);
         let sinks = item.has_sink && own_query < item.q_len;
         row[r] = Online(select(0.0, item.sink, sinks), select(0.0, 1.0, sinks));
-    }
-    // @unroll
-    for (var e = 0u; e < ROWS * FOURS; e++) {
-        query[e] = staged[e * LANES + lane];
     }
     let kv_head = head / params.group;
     let k_base = params.k_offset + batch * params.k_batch_stride + kv_head * params.k_head_stride;
@@ -269,24 +272,12 @@ fn attention_lanes(
         let divisor = divisor_of(row[r]);
         // @unroll
         for (var d = 0u; d < FOURS; d++) {
-            staged[(r * FOURS + d) * LANES + lane] = select(sum[r * FOURS + d] / divisor, vec4<f32>(), none);
+            sum[r * FOURS + d] = select(sum[r * FOURS + d] / divisor, vec4<f32>(), none);
         }
         // Rows past the end of a packed sequence belong to others.
         if (own_query < item.rows) {
             store_lse(item, own_query, !none, row[r].highest, divisor);
         }
     }
-    for (var e = 0u; e < ROWS * FOURS; e++) {
-        let own_query = first_query + e / FOURS * LANES + lane;
-        let channel = e % FOURS * 4u;
-        if (own_query < item.rows && channel < params.value_dim) {
-            let base = params.out_offset + batch * params.out_batch_stride + head * params.out_head_stride
-                + (item.q_start + own_query) * params.out_token_stride;
-            let four = staged[e * LANES + lane];
-            store_pair(base + channel, four.x, four.y, channel + 1u < params.value_dim);
-            if (channel + 2u < params.value_dim) {
-                store_pair(base + channel + 2u, four.z, four.w, channel + 3u < params.value_dim);
-            }
-        }
-    }
+    rows_out(block, &sum, lane);
 }

@@ -7,10 +7,10 @@ pub use cache::{CacheArguments, CacheColumns};
 use crate::element::ElementType;
 use crate::gpu::{Argument, Call, Capabilities, Gpu, Origin, Pipeline, Timestamps, fold};
 use crate::kernels::{
-    Configuration, FEW_LANES, Form, Fragment, KERNELS, Kernel, LINEAR_FOURS, LINEAR_FOURS_ANY,
-    LINEAR_LANES, LinearParams, Operation, STORE_ROWS, X_ANY, X_FOURS,
+    Configuration, FEW_LANES, Form, Fragment, KERNELS, Kernel, LINEAR_EIGHTS, LINEAR_FOURS_ANY,
+    LINEAR_LANES, LINEAR_X_FOURS, LinearParams, Operation, READS, STORE_ROWS,
 };
-use crate::operands::{argument, begins_on_fours, check_operands, expect_contiguous_last, first};
+use crate::operands::{argument, begins_on, check_operands, expect_contiguous_last, first};
 use crate::plan::{Plan, check_plan, choose_kernel, is_own, lanes_of, size, slices, suited};
 use crate::tensor::{Tensor, TensorView};
 use crate::{Error, Result};
@@ -259,24 +259,24 @@ impl LinearProblem {
             Form::Tiled => FEW_LANES[1],
         };
         let (lanes, weights) = lanes_of(capabilities, &LINEAR_LANES);
-        // Where rows of a call's operands do not begin there, `unaligned` takes its place.
-        let (x, fours) = match self.d_in.is_multiple_of(4) {
-            true => (&X_FOURS, &LINEAR_FOURS),
-            false => (&X_ANY, &LINEAR_FOURS_ANY),
-        };
         let mut configurations = (kernel.configurations)();
         configurations.retain(|configuration| {
             let suits = match kernel.form {
                 _ if few => configuration.get("LANES") == few_lanes,
-                Form::Tiled => configuration.rules.contains(fours),
+                Form::Tiled => true,
                 Form::Lanes => {
-                    configuration.rules.contains(weights)
-                        && configuration.rules.contains(x)
-                        && configuration.get("LANES") == lanes
+                    configuration.rules.contains(weights) && configuration.get("LANES") == lanes
                 }
             };
-            suits && configuration.rules.contains(store)
+            suits && configuration.rules.contains(store) && capabilities.suits(configuration)
         });
+        // The fewest loads that the channels allow. Where rows of a call's operands do not begin there, `narrower` takes its place.
+        let there = |reads: &&Fragment| configurations.iter().any(|c| c.rules.contains(reads));
+        let fits = |reads: &&Fragment| self.d_in.is_multiple_of(channels_a_load(reads));
+        let mut all = READS.iter().map(|reads| reads[0]);
+        if let Some(reads) = all.find(|reads| there(reads) && fits(reads)) {
+            configurations.retain(|configuration| configuration.rules.contains(reads));
+        }
         configurations
     }
 
@@ -296,17 +296,36 @@ impl LinearProblem {
 /// Tiles of a projection that keep a GPU busy: it takes some hundred workgroups at once.
 const ENOUGH_TILES: u64 = 128;
 
-/// The same configuration of linear_tiled or linear_lanes for operands whose rows lie anywhere; `None` where it takes them
-/// already, or is another kernel's.
-fn unaligned(configuration: &Configuration) -> Option<Configuration> {
-    let mut any = configuration.clone();
-    let wide = |rule: &&mut Fragment| **rule == LINEAR_FOURS || **rule == X_FOURS;
-    let rule = any.rules.iter_mut().find(wide)?;
-    *rule = match *rule == X_FOURS {
-        true => X_ANY.clone(),
-        false => LINEAR_FOURS_ANY.clone(),
-    };
-    Some(any)
+/// Channels that a way of reading x and the weight (the first fragment of one of [`READS`]) takes in one load.
+fn channels_a_load(reads: &Fragment) -> usize {
+    match &*reads.name {
+        name if name == LINEAR_EIGHTS.name => 8,
+        name if name == LINEAR_FOURS_ANY.name => 1,
+        _ => 4,
+    }
+}
+
+/// The same configuration of linear_tiled or linear_lanes for operands that only some of [`READS`] fit; `None` where its own does, or it
+/// is another kernel's.
+fn narrower(
+    configuration: &Configuration,
+    form: Form,
+    fits: impl Fn(&Fragment) -> bool,
+) -> Option<Configuration> {
+    let own = READS.iter().find(|reads| configuration.links(reads[0]))?[0];
+    if fits(own) {
+        return None;
+    }
+    let has = |reads: &&&[&Fragment]| form == Form::Lanes || reads[0] != &LINEAR_X_FOURS;
+    let next = READS.iter().filter(has).find(|reads| fits(reads[0]))?;
+    match form {
+        Form::Tiled => configuration.exchanged(own, &next[..1]),
+        Form::Lanes => {
+            let mut others = next.to_vec();
+            others.retain(|fragment| !configuration.links(fragment));
+            configuration.exchanged(own, &others)
+        }
+    }
 }
 
 /// Rows and columns of y that one workgroup computes.
@@ -413,7 +432,8 @@ impl Linear {
     }
 
     /// Records the projection into an encoder. Submits nothing and waits for nothing; allocates nothing on
-    /// the GPU unless views are laid out as never before (then one parameter buffer of about 100 bytes).
+    /// the GPU unless views are laid out as never before (then one parameter buffer of about 100 bytes). (The first call whose rows do
+    /// not begin on multiples of as many elements as the kernel reads at once, eight at most, compiles it once more.)
     ///
     /// # Errors
     ///
@@ -505,18 +525,21 @@ impl Linear {
             bound("bias", bias)?,
             bound("y", Some(y))?,
         ];
-        // Most callers' rows begin where four channels can be read at once; a pipeline for the others is made when they come.
-        // (The lanes form reads weights one by one, wherever they lie.)
-        let whole = |view: &TensorView, at, rows: usize| {
-            view.stride(rows) == 1 && begins_on_fours(view, at, 0..rows)
-        };
-        let fours = d_in.is_multiple_of(4)
-            && whole(x, x_at, 2)
-            && (self.plan.kernel.form == Form::Lanes || whole(weight, weight_at, 1));
-        let narrow = match fours {
-            true => None,
-            false => unaligned(&self.plan.configuration),
-        };
+        // Most callers' rows begin where several channels can be read at once; a pipeline for the others is made when they come.
+        let narrow = narrower(
+            &self.plan.configuration,
+            self.plan.kernel.form,
+            |reads: &Fragment| {
+                let channels = channels_a_load(reads);
+                let whole = |view: &TensorView, at, rows: usize| {
+                    view.stride(rows) == 1 && begins_on(channels as u32, view, at, 0..rows)
+                };
+                channels == 1
+                    || d_in.is_multiple_of(channels)
+                        && whole(x, x_at, 2)
+                        && (*reads == LINEAR_X_FOURS || whole(weight, weight_at, 1))
+            },
+        );
         let pipeline = match &narrow {
             Some(configuration) => {
                 &self

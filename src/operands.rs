@@ -116,14 +116,15 @@ pub(crate) fn check_operands(
     Ok(())
 }
 
-/// Whether every row of an operand, as it is bound, begins where four elements can be read at once: its first element, and its
+/// Whether every row of an operand, as it is bound, begins where that many elements can be read at once: its first element, and its
 /// strides along `axes`.
-pub(crate) fn begins_on_fours(
+pub(crate) fn begins_on(
+    elements: u32,
     view: &TensorView,
     at: Option<Bound>,
     axes: std::ops::Range<usize>,
 ) -> bool {
-    let fours = |number: u32| number.is_multiple_of(4);
-    at.is_some_and(|bound| fours(bound.first))
-        && axes.into_iter().all(|axis| fours(view.stride(axis)))
+    let whole = |number: u32| number.is_multiple_of(elements);
+    at.is_some_and(|bound| whole(bound.first))
+        && axes.into_iter().all(|axis| whole(view.stride(axis)))
 }

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use support::{Random, gpu, open, run};
 use wgpu_attention::compare::{Tolerance, compare};
 use wgpu_attention::kernels::{
-    FOURS_ANY, FOURS_F16_ANY, Form, KERNELS, LINEAR_FOURS_ANY, MASK, Operation, SCORE_RULES, X_ANY,
+    FOURS_ANY, FOURS_F16_ANY, Form, KERNELS, LINEAR_FOURS_ANY, LINEAR_X_FOURS, MASK, Operation,
+    SCORE_RULES,
 };
 use wgpu_attention::reference::{self, widen};
 use wgpu_attention::*;
@@ -262,7 +263,7 @@ fn every_kernel_builds_under_webgpu_default_limits() {
         gpu.capabilities().can_run(kernel).unwrap();
         for configuration in (kernel.configurations)() {
             let offered = gpu.capabilities().offers(kernel.tier(&configuration));
-            if !offered || !gpu.capabilities().has_subgroups_of(&configuration) {
+            if !offered || !gpu.capabilities().suits(&configuration) {
                 continue;
             }
             // What is declared does not depend on rules and types, and a large head compiles for seconds: those come
@@ -276,9 +277,14 @@ fn every_kernel_builds_under_webgpu_default_limits() {
             let rows =
                 kernel.operation == Operation::Decode && size > 16 && configuration.get("ROWS") > 1;
             // Other ways to read the same operands.
-            let again = [&FOURS_ANY, &FOURS_F16_ANY, &X_ANY, &LINEAR_FOURS_ANY]
-                .iter()
-                .any(|fragment| configuration.rules.contains(fragment));
+            let again = [
+                &FOURS_ANY,
+                &FOURS_F16_ANY,
+                &LINEAR_X_FOURS,
+                &LINEAR_FOURS_ANY,
+            ]
+            .iter()
+            .any(|fragment| configuration.rules.contains(fragment));
             let least = match kernel.name {
                 "attention_lanes" => 8,
                 "attention_tiled" => 32,
@@ -359,6 +365,23 @@ fn a_device_that_the_application_opened_is_used_as_it_is() {
     assert!(
         !gpu.capabilities().timestamps,
         "the device was opened without the feature"
+    );
+    assert!(!gpu.capabilities().int64);
+    let problem = LinearProblem {
+        batch: 1,
+        tokens: 9,
+        d_in: 16,
+        d_out: 8,
+        form: Some(Form::Lanes),
+        few: Some(false),
+    };
+    let mut plan = problem.plan(gpu.capabilities()).unwrap();
+    let mut all = (plan.kernel.configurations)().into_iter();
+    plan.configuration = all.find(|c| c.takes_int64()).unwrap();
+    let error = Linear::from_plan(&gpu, problem, plan).err().unwrap();
+    assert!(
+        matches!(&error, Error::MissingFeature { feature, .. } if feature == "SHADER_INT64"),
+        "{error:?}"
     );
     let small = Small::new(2, 1, 6);
     small.check(&gpu, "own device");

@@ -130,16 +130,21 @@ impl Case {
         }
     }
 
-    /// A cache full of what nobody wrote, with a head more than there are, and the view that is given away.
+    /// A cache full of what nobody wrote, with a head more than there are, and the view that is given away. Pages lie head by head, so that a
+    /// row behind those of one head is of the next, and not somewhere that checks of indices keep from being written.
     fn cache(&self, gpu: &Gpu, dim: usize) -> (Guarded, TensorView) {
-        let (first, second) = match self.page_size {
-            None => (self.batch, self.capacity),
-            Some(size) => (self.pages, size),
+        let heads = self.kv_heads + 1;
+        let shape = match self.page_size {
+            None => [self.batch, self.capacity, heads, dim],
+            Some(size) => [heads, self.pages, size, dim],
         };
-        let shape = [first, second, self.kv_heads + 1, dim];
         let guarded = Guarded::typed(gpu, &shape, self.element_type);
-        let view = sliced(&guarded.tensor.view(), 2, 1..self.kv_heads + 1);
-        (guarded, view)
+        let view = guarded.tensor.view();
+        let view = match self.page_size {
+            None => view,
+            Some(_) => permuted(&view, &[1, 2, 0, 3]),
+        };
+        (guarded, sliced(&view, 2, 1..heads))
     }
 
     /// Runs the kernel with these fragments in place of those of the same names, and checks y and all of the cache.
@@ -240,7 +245,11 @@ impl Case {
             let Some((item, at)) = place else { continue };
             for column in 0..self.kv_heads * dim {
                 let (head, channel) = (column / dim + 1, column % dim);
-                let element = ((item * rows + at) * heads + head) * dim + channel;
+                let element = match self.page_size {
+                    None => (item * rows + at) * heads + head,
+                    Some(_) => head * rows + at,
+                };
+                let element = element * dim + channel;
                 right[element] = Some(expected[row * self.kv_heads * dim + column]);
             }
         }

@@ -57,7 +57,11 @@ const PAGES: &str = "rules/pages";
 const ONLINE: &str = "shared/online";
 const FOURS_ANY: &str = "shared/fours_any";
 const TILES: &str = "shared/tiles_f32";
-const X_ANY: &str = "shared/x_any";
+const FOURS_F32: &str = "shared/fours_f32";
+const Q_OUT: &str = "shared/q_out_f32";
+const Q_OUT_ANY: &str = "shared/q_out_any";
+const ROWS_IN: &str = "shared/rows_in_subgroup";
+const ROWS_OUT: &str = "shared/rows_out_subgroup";
 const SPREAD: &str = "shared/spread_subgroup";
 const SPREAD_WEIGHTS: &str = "shared/weights_subgroup";
 
@@ -65,7 +69,12 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "wrong scale",
         BLOCKS,
-        &[(BLOCKS, "* params.scale", "* (params.scale * 1.01)")],
+        &[(Q_OUT, "* params.scale", "* (params.scale * 1.01)")],
+    ),
+    mutant(
+        "wrong scale of rows that begin anywhere",
+        BLOCKS,
+        &[(Q_OUT_ANY, "* params.scale", "* (params.scale * 1.01)")],
     ),
     mutant(
         "dropped tail block of keys",
@@ -137,7 +146,7 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         BLOCKS,
         &[
             (
-                BLOCKS,
+                Q_OUT_ANY,
                 "select(0.0, value, channel < params.head_dim)",
                 "value",
             ),
@@ -160,14 +169,19 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
     mutant(
         "wrong scale",
         LANES,
-        &[(LANES, "* params.scale", "* (params.scale * 1.01)")],
+        &[(Q_OUT, "* params.scale", "* (params.scale * 1.01)")],
+    ),
+    mutant(
+        "wrong scale of rows that begin anywhere",
+        LANES,
+        &[(Q_OUT_ANY, "* params.scale", "* (params.scale * 1.01)")],
     ),
     mutant(
         "scale ignored",
         TILED,
         &[(TILES, "select(1.0, params.scale, of_q)", "1.0")],
     ),
-    mutant("scale ignored", LANES, &[(LANES, "* params.scale", "")]),
+    mutant("scale ignored", LANES, &[(Q_OUT, "* params.scale", "")]),
     mutant(
         "dropped tail tile of keys",
         TILED,
@@ -224,7 +238,7 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[
             (
-                LANES,
+                Q_OUT_ANY,
                 "select(0.0, value, channel < params.head_dim)",
                 "value",
             ),
@@ -234,6 +248,50 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
                 "k_four_unmasked(row, channel)",
             ),
         ],
+    ),
+    mutant(
+        "padded fours of channels counted",
+        LANES,
+        &[
+            (
+                Q_OUT,
+                "select(vec4<f32>(), four, channel < params.head_dim)",
+                "four",
+            ),
+            (
+                FOURS_F32,
+                "select(vec4<f32>(), k_four_unmasked(row, channel), channel < params.head_dim)",
+                "k_four_unmasked(row, channel)",
+            ),
+        ],
+    ),
+    mutant(
+        "rows brought to other lanes",
+        LANES,
+        &[(ROWS_IN, "lane == l)", "lane == LANES - 1u - l)")],
+    ),
+    mutant(
+        "fours of a row in the wrong order",
+        LANES,
+        &[(
+            ROWS_OUT,
+            "first + lane, mine",
+            "first + SPREAD - 1u - lane, mine",
+        )],
+    ),
+    mutant(
+        "each lane's own row stored for all lanes",
+        LANES,
+        &[(
+            ROWS_OUT,
+            "subgroupShuffle((*fours)[r * FOURS + first + i], l)",
+            "(*fours)[r * FOURS + first + i]",
+        )],
+    ),
+    mutant(
+        "fours past the channels of the values stored",
+        LANES,
+        &[(Q_OUT, "if (channel < params.value_dim) {", "if (true) {")],
     ),
     mutant(
         "floor of 0 under the maximum",
@@ -337,8 +395,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "if (own_query < item.rows && channel",
-            "if (own_query + 1u < item.rows && channel",
+            "if (query < block.rows)",
+            "if (query + 1u < block.rows)",
         )],
     ),
     mutant(
@@ -351,8 +409,8 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         LANES,
         &[(
             LANES,
-            "if (own_query < item.rows && channel",
-            "if (own_query < item.rows + 1u && channel",
+            "if (query < block.rows)",
+            "if (query < block.rows + 1u)",
         )],
     ),
     mutant(
@@ -368,7 +426,7 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         "channel past the end stored",
         LANES,
         &[(
-            LANES,
+            Q_OUT_ANY,
             "channel + 1u < params.value_dim",
             "channel < params.value_dim",
         )],
@@ -1298,8 +1356,8 @@ static KERNEL_RULE_MUTANTS: &[(&str, &[Edit])] = &[
             (TILED, STORED, "if (row < params.q_len)"),
             (
                 LANES,
-                "if (own_query < item.rows && channel",
-                "if (own_query < params.q_len && channel",
+                "if (query < block.rows)",
+                "if (query < params.q_len)",
             ),
         ],
     ),
@@ -1311,11 +1369,7 @@ static KERNEL_RULE_MUTANTS: &[(&str, &[Edit])] = &[
                 "(item.q_start + row) * params.out_token_stride",
                 "row * params.out_token_stride",
             ),
-            (
-                LANES,
-                "(item.q_start + own_query) * params.out_token_stride",
-                "own_query * params.out_token_stride",
-            ),
+            (LANES, "+ item.q_start * params.out_token_stride", ""),
         ],
     ),
     (
@@ -1534,6 +1588,8 @@ static OTHER_MUTANTS: &[Mutant] = &[
 const LTILED: &str = "linear_tiled";
 const LFOURS: &str = "shared/linear_fours";
 const LFOURS_ANY: &str = "shared/linear_fours_any";
+const LEIGHTS: &str = "shared/linear_eights";
+const LSTEPS: &str = "shared/linear_steps";
 const LLANES: &str = "linear_lanes";
 const LFEW: &str = "linear_few";
 const ROWS: &str = "shared/linear_params";
@@ -1596,19 +1652,31 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "channels past the end counted",
         LLANES,
-        &[
-            (X_ANY, "select(0.0, value, channel < params.d_in)", "value"),
-            (
-                SPREAD_WEIGHTS,
-                "select(0.0, value, first + lane < params.d_in)",
-                "value",
-            ),
-        ],
+        &[(LSTEPS, "select(vec4<f32>(), four, there)", "four")],
     ),
     mutant(
         "broadcasts of one lane",
         LLANES,
-        &[(SPREAD_WEIGHTS, "subgroupBroadcast(mine, i)", "mine")],
+        &[(SPREAD_WEIGHTS, "subgroupBroadcast(mine[f], c)", "mine[f]")],
+    ),
+    mutant(
+        "eight channels at once: rows begin elsewhere",
+        LLANES,
+        &[(
+            LEIGHTS,
+            "weight[(start + first) / 8u]",
+            "weight[start / 8u + first]",
+        )],
+    ),
+    mutant(
+        "half of 64 bits of another four",
+        LLANES,
+        &[(LEIGHTS, "u32(pairs.x >> 32u)", "u32(pairs.y >> 32u)")],
+    ),
+    mutant(
+        "the last columns of a vector's width missing",
+        LLANES,
+        &[(LLANES, "c += 4u) {", "c += 8u) {")],
     ),
     mutant(
         "last row not stored",
@@ -1708,7 +1776,7 @@ static LINEAR_MUTANTS: &[Mutant] = &[
         "channel stride of x ignored",
         LLANES,
         &[(
-            X_ANY,
+            LFOURS_ANY,
             "min(channel, params.d_in - 1u) * params.x_channel_stride",
             "min(channel, params.d_in - 1u)",
         )],
@@ -1721,11 +1789,7 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "channel stride of the weight ignored",
         LLANES,
-        &[(
-            SPREAD_WEIGHTS,
-            "min(first + lane, params.d_in - 1u) * params.weight_in_stride",
-            "min(first + lane, params.d_in - 1u)",
-        )],
+        &[(LFOURS_ANY, " * params.weight_in_stride", "")],
     ),
     mutant(
         "row stride of the weight ignored",
@@ -1779,7 +1843,7 @@ static LINEAR_MUTANTS: &[Mutant] = &[
     mutant(
         "offset of the weight ignored",
         LLANES,
-        &[(LLANES, "params.weight_offset\n            + ", "")],
+        &[(LLANES, "params.weight_offset + ", "")],
     ),
     mutant(
         "stride of a pair's second column ignored",
@@ -2205,12 +2269,14 @@ fn linear_cases() -> Vec<PreparedLinear> {
     [(2, 19), (3, 67)]
         .into_iter()
         .flat_map(|(batch, tokens)| {
-            LINEAR_LAYOUTS.map(|layout| LinearCase {
+            LINEAR_LAYOUTS[..5].iter().map(move |&layout| LinearCase {
                 layout,
                 ..LinearCase::new(batch, tokens, 37, 45)
             })
         })
         .chain([LinearCase::new(2, 19, 44, 45)])
+        // Eight at once where there are integers of 64 bits.
+        .chain([LinearCase::new(2, 19, 40, 45)])
         .map(|case| case.prepare())
         .collect()
 }

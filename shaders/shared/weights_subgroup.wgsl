@@ -1,14 +1,16 @@
-// Weights of a column that all lanes of a workgroup need: every lane loads one, and broadcasts hand them round. The
-// workgroup is one whole subgroup, its lanes numbered alike (the host sees to it).
+// Weights of as many columns as there are lanes, which all of them need: every lane loads those of one column, and broadcasts hand
+// them round. The workgroup is one whole subgroup, its lanes numbered alike (the host sees to it).
 
-// Channels `first` and after of the column that begins at `column`, LANES of them; those past the end are 0.
-fn weights_of(column: u32, first: u32, lane: u32) -> array<f32, LANES> {
-    let value = weight[column + min(first + lane, params.d_in - 1u) * params.weight_in_stride];
-    let mine = select(0.0, value, first + lane < params.d_in);
-    var weights = array<f32, LANES>();
+// Of columns `column` and after, LANES of them, channels `first` and after, LANES of them.
+fn weights_of(column: u32, first: u32, lane: u32) -> array<array<vec4<f32>, STEP>, LANES> {
+    let mine = weight_step(weight_row(column + lane), first);
+    var weights = array<array<vec4<f32>, STEP>, LANES>();
     // @unroll
-    for (var i = 0u; i < LANES; i++) {
-        weights[i] = subgroupBroadcast(mine, i);
+    for (var c = 0u; c < LANES; c++) {
+        // @unroll
+        for (var f = 0u; f < STEP; f++) {
+            weights[c][f] = subgroupBroadcast(mine[f], c);
+        }
     }
     return weights;
 }

@@ -1,12 +1,12 @@
-// Weights of a column that all lanes of a workgroup need: every lane loads all of them, at addresses that the lanes share.
+// Weights of as many columns as there are lanes, which all of them need: every lane loads all of them, at addresses that the lanes
+// share.
 
-// Channels `first` and after of the column that begins at `column`, LANES of them; those past the end are 0.
-fn weights_of(column: u32, first: u32, lane: u32) -> array<f32, LANES> {
-    var weights = array<f32, LANES>();
+// Of columns `column` and after, LANES of them, channels `first` and after, LANES of them.
+fn weights_of(column: u32, first: u32, lane: u32) -> array<array<vec4<f32>, STEP>, LANES> {
+    var weights = array<array<vec4<f32>, STEP>, LANES>();
     // @unroll
-    for (var i = 0u; i < LANES; i++) {
-        let value = weight[column + min(first + i, params.d_in - 1u) * params.weight_in_stride];
-        weights[i] = select(0.0, value, first + i < params.d_in);
+    for (var c = 0u; c < LANES; c++) {
+        weights[c] = weight_step(weight_row(column + c), first);
     }
     return weights;
 }

@@ -4,10 +4,10 @@ use super::plan::unaligned;
 use super::rules::TablePlaces;
 use super::{Alignment, AttentionProblem, RuleArguments};
 use crate::gpu::{Argument, Call, Gpu, Origin, Pipeline, Timestamps};
-use crate::kernels::{AttentionParams, Operation};
+use crate::kernels::{AttentionParams, Operation, Q_OUT_F32};
 use crate::merge::{Merge, MergeArguments};
 use crate::operands::{
-    argument, begins_on_fours, check_operands, expect_contiguous_last, expect_writable_rows, first,
+    argument, begins_on, check_operands, expect_contiguous_last, expect_writable_rows, first,
 };
 use crate::plan::{Plan, check_plan};
 use crate::tensor::{Tensor, TensorView, shape_text};
@@ -167,8 +167,8 @@ impl Attention {
 
     /// Records the attention into an encoder. Submits nothing and waits for nothing; allocates nothing on the
     /// GPU unless views are laid out as never before (then one parameter buffer of about 300 bytes). Copies nothing
-    /// but what the plan names. (The first call whose rows of k or v do not begin on multiples of four elements compiles
-    /// decode_lanes or decode_rows once more, if that is the kernel.)
+    /// but what the plan names. (The first call whose rows do not begin on multiples of four elements compiles the kernel once more, if it
+    /// reads them so: rows of k and v, and of q and out too where the form is lanes and all four are f32.)
     ///
     /// # Errors
     ///
@@ -248,17 +248,22 @@ impl Attention {
 
         let [q_at, k_at, v_at] = [q.bind("q")?, k.bind("k")?, v.bind("v")?];
         // Nothing is recorded for outputs that cannot be bound.
-        out.bind("out")?;
+        let out_at = out.bind("out")?;
         if let Some(lse) = &lse {
             lse.bind("lse")?;
         }
         let pairs = BoundPairs::new(&rules, mask, bias)?;
         // Most callers' rows begin where four channels can be read at once; a pipeline for the others is made when they come.
         let whole = problem.head_dim.is_multiple_of(4) && problem.value_dim.is_multiple_of(4);
-        let fours = [(k, k_at), (v, v_at)]
-            .iter()
-            .all(|(view, at)| begins_on_fours(view, *at, 0..3));
-        let narrow = match whole && fours {
+        let mut read = vec![(k, k_at), (v, v_at)];
+        let mut alike = true;
+        if self.plan.configuration.links(&Q_OUT_F32) {
+            read.extend([(q, q_at), (out, out_at)]);
+            // (Planned for others it is by a caller alone.)
+            alike = [q, out].map(|view| view.element_type()) == [ElementType::F32; 2];
+        }
+        let fours = read.iter().all(|(view, at)| begins_on(4, view, *at, 0..3));
+        let narrow = match whole && alike && fours {
             true => None,
             false => unaligned(&self.plan.configuration),
         };

@@ -6,7 +6,7 @@ use crate::kernels::{
     ATTEND_ALL, ATTENTION_BLOCKS, ATTENTION_LANES, ATTENTION_MATRICES, BIAS, Configuration,
     DECODE_ROWS, FOURS_ANY, FOURS_F16, FOURS_F16_ANY, FOURS_F32, FOURS_HALF, Form, Fragment,
     IN_ORDER, KERNELS, Kernel, MASK, MATRICES, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES,
-    RULE_DATA, SCORE_RULES, TILES_F32, TILES_HALF, Tier, compiled, matrix_chunks,
+    Q_OUT_ANY, Q_OUT_F32, RULE_DATA, SCORE_RULES, STORE, TILES_HALF, Tier, compiled, matrix_chunks,
 };
 use crate::merge::MergeProblem;
 use crate::plan::{Plan, choose_kernel, is_own, lanes_of, slices, suited};
@@ -726,20 +726,12 @@ impl AttentionProblem {
             return Vec::new();
         };
         let kv_type = self.kv_type.float_number();
-        let mut rules = self.rule_fragments();
-        rules.extend(self.fours(kernel, tier).cloned());
-        if (kernel.operation, kernel.form) == (Operation::Attention, Form::Tiled) {
-            let tiles = match tier {
-                Tier::Plain => &TILES_F32,
-                Tier::Half => &TILES_HALF,
-                Tier::Matrices => &MATRICES,
-            };
-            rules.push(tiles.clone());
-        }
-        if spreads(kernel) {
-            rules.push(lanes_of(capabilities, &ATTENTION_LANES).1.clone());
-        }
-        let fits = |c: &Configuration| c.get(name) == size && Some(c.get("KV_TYPE")) == kv_type;
+        let fours = self.fours(kernel, tier);
+        let fits = |c: &Configuration| {
+            c.get(name) == size
+                && Some(c.get("KV_TYPE")) == kv_type
+                && fours.is_none_or(|fours| c.rules.contains(fours))
+        };
         let mut fitting: Vec<Configuration> = all.into_iter().filter(fits).collect();
         // Configurations come in sets of rules, any of which stands for the rules of this problem; but where there are some for
         // its kind of scores, those may have other sizes.
@@ -750,12 +742,11 @@ impl AttentionProblem {
             fitting.retain(of_its_kind);
         }
         let mut distinct: Vec<Configuration> = Vec::new();
-        for configuration in fitting {
+        for mut configuration in fitting {
             if !distinct.iter().any(|c| c.consts == configuration.consts) {
-                distinct.push(Configuration {
-                    rules: rules.clone(),
-                    ..configuration
-                });
+                configuration.rules.retain(|rule| !rule.is_rule());
+                configuration.rules.splice(0..0, self.rule_fragments());
+                distinct.push(configuration);
             }
         }
         // A caller's own rule may need memory that the set of rules which stands for it does not.
@@ -764,9 +755,13 @@ impl AttentionProblem {
     }
 
     /// How kernels read k and v four channels at a time: in one load where heads are multiples of four channels. (Where rows
-    /// of a call's operands do not begin there, [`unaligned`] takes its place.) Not decode_tiled.
+    /// of a call's operands do not begin there, [`unaligned`] takes its place.) Not decode_tiled. Kernels of the lanes form for many queries
+    /// read q and write the output so too where all of them are f32.
     fn fours(&self, kernel: &Kernel, tier: Tier) -> Option<&'static Fragment> {
         let whole = self.head_dim.is_multiple_of(4) && self.value_dim.is_multiple_of(4);
+        let types = [self.q_type, self.kv_type, self.out_type];
+        let alike = self.kv_type != ElementType::F32 || types == [ElementType::F32; 3];
+        let whole = whole && (alike || !of_lanes(kernel));
         let reads_fours = (kernel.operation, kernel.form) != (Operation::Decode, Form::Tiled);
         reads_fours.then_some(match (whole, self.kv_type) {
             (true, _) if tier != Tier::Plain => &FOURS_F16,
@@ -805,15 +800,16 @@ pub(super) fn can_split(kernel: &Kernel) -> bool {
         || (kernel.operation == Operation::Attention && kernel.form == Form::Tiled)
 }
 
-/// Whether a kernel has what all its lanes need handed round in one of several ways.
-fn spreads(kernel: &Kernel) -> bool {
+/// Whether a kernel is of the lanes form and for many queries. Such a kernel has what all its lanes need handed round in one of several
+/// ways, and reads q and stores the output by fours where k and v are read so.
+fn of_lanes(kernel: &Kernel) -> bool {
     kernel.operation == Operation::Attention && kernel.form == Form::Lanes
 }
 
 /// The configurations of a kernel that suit the subgroups of a device.
 fn variant(kernel: &Kernel, capabilities: &Capabilities) -> Vec<Configuration> {
     let mut all = (kernel.configurations)();
-    if spreads(kernel) {
+    if of_lanes(kernel) {
         let (lanes, spread) = lanes_of(capabilities, &ATTENTION_LANES);
         all.retain(|c| c.get("LANES") == lanes && c.rules.contains(spread));
     }
@@ -849,18 +845,17 @@ const MOST_SPLITS: u64 = 64;
 /// Parts of the keys that a plan may have at most: their numbers by a block's keys are counted in 32 bits.
 const MOST_PARTS: u32 = 1 << 20;
 
-/// The same configuration of a kernel that reads fours for operands whose rows begin anywhere; `None` where it takes them already, or
-/// is another kernel's.
+/// The same configuration of a kernel that reads fours for operands whose rows begin anywhere, q and the output of any type; `None` where
+/// it takes them already, or is another kernel's.
 pub(super) fn unaligned(configuration: &Configuration) -> Option<Configuration> {
-    let mut any = configuration.clone();
-    let wide = |rule: &&mut Fragment| [&FOURS_F32, &FOURS_HALF, &FOURS_F16].contains(&&**rule);
-    let rule = any.rules.iter_mut().find(wide)?;
-    *rule = if *rule == FOURS_F16 {
-        FOURS_F16_ANY.clone()
-    } else {
-        FOURS_ANY.clone()
-    };
-    Some(any)
+    let keys = configuration
+        .exchanged(&FOURS_F32, &[&FOURS_ANY])
+        .or_else(|| configuration.exchanged(&FOURS_HALF, &[&FOURS_ANY]))
+        .or_else(|| configuration.exchanged(&FOURS_F16, &[&FOURS_F16_ANY]));
+    let queries = keys.as_ref().unwrap_or(configuration);
+    queries
+        .exchanged(&Q_OUT_F32, &[&STORE, &Q_OUT_ANY])
+        .or(keys)
 }
 
 /// What a plan says of small operands that are gathered.

@@ -65,8 +65,10 @@ impl LimitProfile {
 
 /// What this crate asks a device for, of what the adapter has. Nothing here is needed to compute.
 pub(super) fn wanted_features(adapter: wgpu::Features, experimental: bool) -> wgpu::Features {
-    let mut wanted =
-        wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::SUBGROUP | wgpu::Features::SHADER_F16;
+    let mut wanted = wgpu::Features::TIMESTAMP_QUERY
+        | wgpu::Features::SUBGROUP
+        | wgpu::Features::SHADER_F16
+        | wgpu::Features::SHADER_INT64;
     if experimental {
         wanted |= wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
     }
@@ -118,6 +120,8 @@ pub struct Capabilities {
     pub subgroup_sizes: (u32, u32),
     /// Whether kernels may use subgroup operations.
     pub subgroups: bool,
+    /// Whether kernels may use integers of 64 bits (`SHADER_INT64`), as which projections on adapters that are a CPU read two channels at once.
+    pub int64: bool,
     /// Iterations that all loops of one invocation may make together. Mesa's llvmpipe and lavapipe end every loop
     /// after 65535 (`LP_MAX_TGSI_LOOP_ITERATIONS`), without a word: what is computed by then is taken for the result.
     pub max_loop_iterations: u64,
@@ -164,9 +168,11 @@ impl Capabilities {
             max_invocations: limits.max_compute_invocations_per_workgroup,
             max_groups_per_axis: limits.max_compute_workgroups_per_dimension,
             max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
-            storage_alignment: u64::from(limits.min_storage_buffer_offset_alignment.max(4)),
+            // Whatever a device says: kernels read up to 32 bytes at once, which must begin on as many where a binding does.
+            storage_alignment: u64::from(limits.min_storage_buffer_offset_alignment.max(32)),
             subgroup_sizes: (info.subgroup_min_size, info.subgroup_max_size),
             subgroups: features.contains(wgpu::Features::SUBGROUP),
+            int64: features.contains(wgpu::Features::SHADER_INT64),
             max_loop_iterations: if info.name.contains("llvmpipe") {
                 65_535
             } else {
@@ -223,6 +229,7 @@ impl Capabilities {
             storage_alignment: u64::from(limits.min_storage_buffer_offset_alignment),
             subgroup_sizes: (4, 128),
             subgroups: false,
+            int64: false,
             max_loop_iterations: u64::MAX,
             timestamps: false,
             offered_tiers: Vec::new(),
@@ -232,10 +239,12 @@ impl Capabilities {
         }
     }
 
-    /// Whether the device has the subgroups that a configuration is written for.
-    pub fn has_subgroups_of(&self, configuration: &Configuration) -> bool {
+    /// Whether the device has what a configuration is written for: subgroups of that size, and integers of 64 bits. (Faster tiers
+    /// of arithmetic: [`offers`](Self::offers).)
+    pub fn suits(&self, configuration: &Configuration) -> bool {
         let size = configuration.subgroup_size();
         size.is_none_or(|size| self.known_subgroup() == Some(size))
+            && (self.int64 || !configuration.takes_int64())
     }
 
     /// Invocations of every subgroup, where that is known in advance and kernels may use subgroup operations.

@@ -190,7 +190,14 @@ impl Gpu {
         configuration: &Configuration,
         origin: Origin,
     ) -> Result<Arc<Pipeline>> {
-        if !self.capabilities().has_subgroups_of(configuration) {
+        if configuration.takes_int64() && !self.capabilities().int64 {
+            return Err(Error::MissingFeature {
+                what: format!("{} [{configuration}]", kernel.name),
+                feature: "SHADER_INT64".into(),
+                adapter: self.inner.info.name.clone(),
+            });
+        }
+        if !self.capabilities().suits(configuration) {
             let size = configuration.subgroup_size().unwrap_or(0);
             return Err(Error::Unsupported {
                 what: format!("{} [{configuration}]", kernel.name),

@@ -70,6 +70,7 @@ fn configurations() -> Vec<Configuration> {
                     for (rows, keys) in blocks {
                         let mut rules = rules.clone();
                         rules.extend([fours.clone(), spread.clone()]);
+                        rules.extend(q_out(fours).into_iter().cloned());
                         all.push(Configuration {
                             consts: vec![
                                 ("HEAD_DIM", head_dim),

@@ -14,7 +14,6 @@ pub(super) static KERNEL: Kernel = Kernel {
         &SCORES,
         &ITEM,
         &ELEMENTS,
-        &STORE,
         &STORE_LSE,
         &PAIR,
         &ONLINE,
@@ -35,13 +34,17 @@ pub(super) static KERNEL: Kernel = Kernel {
     configurations,
     workgroup_bytes: |configuration| {
         let sizes = ["ROWS", "HEAD_DIM", "LANES"].map(|name| u64::from(configuration.get(name)));
-        4 * sizes.iter().product::<u64>()
+        match configuration.rules.contains(&ROWS_OUT_STAGED) {
+            true => 4 * sizes.iter().product::<u64>(),
+            false => 0,
+        }
     },
     invocations: |configuration| configuration.get("LANES"),
     loop_iterations: |configuration, keys, _| {
-        let fours = u64::from(configuration.get("ROWS") * configuration.get("HEAD_DIM") / 4);
+        let fours = configuration.get("ROWS") * configuration.get("HEAD_DIM") / 4;
+        let rows = u64::from(fours.max(configuration.get("LANES")));
         // Steps of two keys in two loops, q, and the output.
-        (keys / 2 + 4).saturating_add(2 * (fours + 1))
+        (keys / 2 + 4).saturating_add(2 * (rows + 1))
     },
     needs_cleared_memory: false,
 };
@@ -93,9 +96,14 @@ fn configurations() -> Vec<Configuration> {
                     if subgroup.is_none() && head_dim > LARGEST_UNIFORM {
                         continue;
                     }
+                    let turned = match subgroup {
+                        Some(_) => [&ROWS_IN_SUBGROUP, &ROWS_OUT_SUBGROUP],
+                        None => [&ROWS_IN_STAGED, &ROWS_OUT_STAGED],
+                    };
                     for rows in row_counts {
                         let mut rules = rules.clone();
                         rules.extend([fours.clone(), spread.clone()]);
+                        rules.extend(q_out(fours).into_iter().chain(turned).cloned());
                         let at_once = lanes.min(head_dim / 4);
                         let together = subgroup.map_or(1, |_| (lanes / at_once).min(KEYS));
                         all.push(Configuration {

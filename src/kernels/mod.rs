@@ -37,7 +37,7 @@ pub(crate) use attention_lanes::LANES as ATTENTION_LANES;
 pub(crate) use attention_matrices::{KERNEL as ATTENTION_MATRICES, chunks as matrix_chunks};
 pub(crate) use decode_rows::KERNEL as DECODE_ROWS;
 pub(crate) use linear_few::LANES as FEW_LANES;
-pub(crate) use linear_lanes::LANES as LINEAR_LANES;
+pub(crate) use linear_lanes::{LANES as LINEAR_LANES, READS};
 pub(crate) use params::{
     AppendParams, AttentionParams, CopyParams, LinearParams, MergeParams, PeakParams,
 };
@@ -167,6 +167,13 @@ pub struct Fragment {
     pub source: Cow<'static, str>,
 }
 
+impl Fragment {
+    /// Whether it says what a kernel computes (one of `rules/`, or a caller's own), and not how.
+    pub fn is_rule(&self) -> bool {
+        !self.name.starts_with("shared/")
+    }
+}
+
 macro_rules! fragment {
     ($name:literal) => {
         Fragment {
@@ -230,14 +237,28 @@ pub static FOURS_ANY: Fragment = fragment!("shared/fours_any");
 pub static SPREAD_UNIFORM: Fragment = fragment!("shared/spread_uniform");
 /// Fours of a row of k or v for all lanes, loaded by one each and broadcast.
 pub static SPREAD_SUBGROUP: Fragment = fragment!("shared/spread_subgroup");
-/// Four channels of x in one load.
-pub static X_FOURS: Fragment = fragment!("shared/x_fours");
-/// Four channels of x in four loads, wherever they lie.
-pub static X_ANY: Fragment = fragment!("shared/x_any");
-/// Weights of a column for all lanes, loaded by all of them.
+/// Four channels of q and of the output at once, f32.
+pub static Q_OUT_F32: Fragment = fragment!("shared/q_out_f32");
+/// Four channels of q and of the output at once, of any type, wherever they begin. Takes [`STORE`].
+pub static Q_OUT_ANY: Fragment = fragment!("shared/q_out_any");
+/// Rows of a block into its lanes, by broadcasts.
+pub static ROWS_IN_SUBGROUP: Fragment = fragment!("shared/rows_in_subgroup");
+/// Rows of a block into its lanes, by way of the workgroup memory of [`ROWS_OUT_STAGED`].
+pub static ROWS_IN_STAGED: Fragment = fragment!("shared/rows_in_staged");
+/// Rows out of the lanes of a block, by shuffles.
+pub static ROWS_OUT_SUBGROUP: Fragment = fragment!("shared/rows_out_subgroup");
+/// Rows out of the lanes of a block, by way of workgroup memory.
+pub static ROWS_OUT_STAGED: Fragment = fragment!("shared/rows_out_staged");
+/// Weights of some columns for all lanes, loaded by all of them.
 pub static WEIGHTS_UNIFORM: Fragment = fragment!("shared/weights_uniform");
-/// Weights of a column for all lanes, loaded by one each and broadcast.
+/// Weights of some columns for all lanes, loaded by one each and broadcast.
 pub static WEIGHTS_SUBGROUP: Fragment = fragment!("shared/weights_subgroup");
+/// Four channels of x in one load, of a weight in four, wherever they lie.
+pub static LINEAR_X_FOURS: Fragment = fragment!("shared/linear_x_fours");
+/// Eight channels of x or of a weight in one load, as integers of 64 bits.
+pub static LINEAR_EIGHTS: Fragment = fragment!("shared/linear_eights");
+/// As many channels of x or of a weight as there are lanes, by fours.
+pub static LINEAR_STEPS: Fragment = fragment!("shared/linear_steps");
 /// What one more key does to a row.
 pub static ONLINE: Fragment = fragment!("shared/online");
 /// Four channels of x or of a weight in one load.
@@ -433,8 +454,34 @@ impl Configuration {
 
     /// The size of the adapter's subgroups that it is written for; `None`: any, and adapters without subgroup operations too.
     pub fn subgroup_size(&self) -> Option<u32> {
-        let broadcasts = |rule: &Fragment| [&SPREAD_SUBGROUP, &WEIGHTS_SUBGROUP].contains(&rule);
-        self.rules.iter().any(broadcasts).then(|| self.get("LANES"))
+        let broadcasts = [
+            &SPREAD_SUBGROUP,
+            &WEIGHTS_SUBGROUP,
+            &ROWS_IN_SUBGROUP,
+            &ROWS_OUT_SUBGROUP,
+        ];
+        let needed = broadcasts.into_iter().any(|fragment| self.links(fragment));
+        needed.then(|| self.get("LANES"))
+    }
+
+    /// Whether it takes integers of 64 bits.
+    pub fn takes_int64(&self) -> bool {
+        self.links(&LINEAR_EIGHTS)
+    }
+
+    /// Whether a fragment of that name is linked in, by whatever text.
+    pub(crate) fn links(&self, fragment: &Fragment) -> bool {
+        self.rules.iter().any(|rule| rule.name == fragment.name)
+    }
+
+    /// It with one of its fragments exchanged for others; `None` where it has not got that one.
+    pub(crate) fn exchanged(&self, one: &Fragment, others: &[&Fragment]) -> Option<Configuration> {
+        let at = self.rules.iter().position(|rule| rule.name == one.name)?;
+        let mut changed = self.clone();
+        changed
+            .rules
+            .splice(at..=at, others.iter().map(|other| (*other).clone()));
+        Some(changed)
     }
 }
 
@@ -525,6 +572,14 @@ const TYPES: [u32; 3] = [0, 1, 2];
 fn stores() -> [Vec<Fragment>; 2] {
     [vec![&STORE_ROWS], vec![&ELEMENTS, &CACHE_ROW, &STORE_CACHE]]
         .map(|set| set.into_iter().cloned().collect())
+}
+
+/// How kernels of the lanes form read q and write the output, by how they read k and v: four channels at a time where all of them are f32.
+fn q_out(fours: &Fragment) -> Vec<&'static Fragment> {
+    match *fours == FOURS_F32 {
+        true => vec![&Q_OUT_F32],
+        false => vec![&STORE, &Q_OUT_ANY],
+    }
 }
 
 /// The combinations of rule fragments that attention kernels are compiled for: what is left out costs nothing, what

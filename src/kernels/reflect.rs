@@ -53,6 +53,7 @@ pub fn validate(source: &str) -> Result<(naga::Module, naga::valid::ModuleInfo),
         // Who needs subgroups says so: Configuration::subgroup_size. What needs the others must enable them: Kernel::tier.
         naga::valid::Capabilities::SUBGROUP
             | naga::valid::Capabilities::SHADER_FLOAT16
+            | naga::valid::Capabilities::SHADER_INT64
             | naga::valid::Capabilities::COOPERATIVE_MATRIX,
     )
     .validate(&module)

@@ -97,6 +97,12 @@ pub fn kernels(operation: Operation) -> Vec<Subject> {
     found
 }
 
+/// `WGPU_ATTENTION_CONFIGURATIONS=few`: where tests compile every configuration, those that differ from another in nothing but sizes,
+/// or combine what each was compiled with already, are left out. For adapters that take long to compile, once the fastest has run all.
+pub fn few_configurations() -> bool {
+    std::env::var("WGPU_ATTENTION_CONFIGURATIONS").is_ok_and(|value| value == "few")
+}
+
 /// Every kernel for an operation in each of its configurations that the device runs and `wanted` picks.
 pub fn configurations(
     gpu: &Gpu,
@@ -109,7 +115,7 @@ pub fn configurations(
             let plain = subject.kernel.tier(&configuration) == Tier::Plain;
             let bytes = (subject.kernel.workgroup_bytes)(&configuration);
             let runs = plain
-                && gpu.capabilities().has_subgroups_of(&configuration)
+                && gpu.capabilities().suits(&configuration)
                 && bytes <= gpu.capabilities().max_workgroup_bytes;
             if runs && wanted(&configuration) {
                 found.push(Subject {
@@ -198,8 +204,8 @@ impl Subject {
         Attention::from_plan(gpu, problem, plan).map_err(|error| error.to_string())
     }
 
-    /// The configuration of this kernel in place of one of another kernel for the same: of the same types and the smallest size that is
-    /// enough, with the fewest rows that hold those of the problem, or the most that there are.
+    /// The configuration of this kernel in place of one of another kernel for the same: of the same types, reading k and v alike, and of the
+    /// smallest size that is enough, with the fewest rows that hold those of the problem, or the most that there are.
     fn twin(
         &self,
         gpu: &Gpu,
@@ -213,9 +219,20 @@ impl Subject {
         if self.kernel.operation == Operation::Attention {
             fitting.retain(|c| c.subgroup_size() == planned.subgroup_size());
         }
+        let reading = planned
+            .rules
+            .iter()
+            .find(|fragment| fragment.name.starts_with("shared/fours"));
+        if let Some(reading) = reading
+            && fitting.iter().any(|c| c.rules.contains(reading))
+        {
+            fitting.retain(|c| c.rules.contains(reading));
+        }
         // With the rules of the problem, some have no room.
+        let rules = planned.rules.iter().filter(|fragment| fragment.is_rule());
         for configuration in &mut fitting {
-            configuration.rules = planned.rules.clone();
+            configuration.rules.retain(|fragment| !fragment.is_rule());
+            configuration.rules.splice(0..0, rules.clone().cloned());
         }
         let bytes = gpu.capabilities().max_workgroup_bytes;
         fitting.retain(|c| (self.kernel.workgroup_bytes)(c) <= bytes);
@@ -1268,14 +1285,23 @@ pub enum LinearLayout {
     Padded,
     /// x and y `(T, B, C)`, with one batch item more in the tensor.
     SequenceFirst,
+    /// Weight `(d_in, d_out)`, all else contiguous.
+    WeightTransposed,
+    /// Four channels more in each row of x.
+    XByFours,
+    /// Four elements in front of the weight.
+    WeightByFours,
 }
 
-pub const LINEAR_LAYOUTS: [LinearLayout; 5] = [
+pub const LINEAR_LAYOUTS: [LinearLayout; 8] = [
     LinearLayout::SequenceFirst,
     LinearLayout::Contiguous,
     LinearLayout::ChannelsFirst,
     LinearLayout::Offset,
     LinearLayout::Padded,
+    LinearLayout::WeightTransposed,
+    LinearLayout::XByFours,
+    LinearLayout::WeightByFours,
 ];
 
 /// A projection with random operands.
@@ -1395,6 +1421,37 @@ impl LinearData {
                 (
                     place(gpu, &[batch, tokens, d_in], &self.x, identity),
                     place(gpu, &[d_out, d_in], &self.weight, identity),
+                    guarded.tensor.view(),
+                )
+            }
+            LinearLayout::WeightTransposed => {
+                guarded = Guarded::new(gpu, &self.out_shape());
+                (
+                    place(gpu, &[batch, tokens, d_in], &self.x, identity),
+                    place(gpu, &[d_in, d_out], &self.weight, |view| {
+                        permuted(&view, &[1, 0])
+                    }),
+                    guarded.tensor.view(),
+                )
+            }
+            LinearLayout::XByFours => {
+                guarded = Guarded::new(gpu, &self.out_shape());
+                (
+                    place(gpu, &[batch, tokens, d_in + 4], &self.x, |view| {
+                        sliced(&view, 2, 0..d_in)
+                    }),
+                    place(gpu, &[d_out, d_in], &self.weight, identity),
+                    guarded.tensor.view(),
+                )
+            }
+            LinearLayout::WeightByFours => {
+                guarded = Guarded::new(gpu, &self.out_shape());
+                let count = self.weight.len();
+                (
+                    place(gpu, &[batch, tokens, d_in], &self.x, identity),
+                    place(gpu, &[count + 4], &self.weight, |view| {
+                        split(&sliced(&view, 0, 4..count + 4), 0, &[d_out, d_in])
+                    }),
                     guarded.tensor.view(),
                 )
             }

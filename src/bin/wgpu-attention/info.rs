@@ -44,6 +44,7 @@ fn features(adapter: &AdapterReport) -> Vec<&'static str> {
         (Features::TIMESTAMP_QUERY, "timestamps"),
         (Features::SHADER_F16, "f16"),
         (Features::SUBGROUP, "subgroups"),
+        (Features::SHADER_INT64, "64-bit integers"),
         (Features::IMMEDIATES, "immediates"),
         (
             Features::EXPERIMENTAL_COOPERATIVE_MATRIX,
