@@ -40,7 +40,7 @@ pub enum Error {
 
     /// The adapter lacks a feature that this request cannot do without.
     #[error(
-        "{what} needs {feature}, which adapter {adapter:?} does not have or its device was opened without; leave the choice to the planner"
+        "{what} needs {feature}, which adapter {adapter:?} does not have or its device was opened without"
     )]
     MissingFeature {
         /// What was asked for.

@@ -5,7 +5,7 @@ mod cache;
 pub use cache::{CacheArguments, CacheColumns};
 
 use crate::element::ElementType;
-use crate::gpu::{Argument, Call, Capabilities, Gpu, Origin, Pipeline, Timestamps, fold};
+use crate::gpu::{Argument, Call, Capabilities, Gpu, Origin, Others, Pipeline, Timestamps, fold};
 use crate::kernels::{
     Configuration, FEW_LANES, Form, Fragment, KERNELS, Kernel, LINEAR_EIGHTS, LINEAR_FOURS_ANY,
     LINEAR_LANES, LINEAR_X_FOURS, LinearParams, Operation, READS, STORE_ROWS,
@@ -362,6 +362,7 @@ pub struct Linear {
     cache: Option<CacheColumns>,
     plan: Plan,
     pipeline: Arc<Pipeline>,
+    others: Others,
     origin: Origin,
 }
 
@@ -413,6 +414,7 @@ impl Linear {
         };
         Ok(Linear {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration, origin)?,
+            others: Others::default(),
             origin,
             gpu: gpu.clone(),
             problem,
@@ -540,11 +542,10 @@ impl Linear {
                         && (*reads == LINEAR_X_FOURS || whole(weight, weight_at, 1))
             },
         );
-        let pipeline = match &narrow {
+        let pipeline = match narrow {
             Some(configuration) => {
-                &self
-                    .gpu
-                    .pipeline(self.plan.kernel, configuration, self.origin)?
+                let (kernel, origin) = (self.plan.kernel, self.origin);
+                &self.others.get(&self.gpu, kernel, configuration, origin)?
             }
             None => &self.pipeline,
         };

@@ -3,7 +3,7 @@
 use super::plan::unaligned;
 use super::rules::TablePlaces;
 use super::{Alignment, AttentionProblem, RuleArguments};
-use crate::gpu::{Argument, Call, Gpu, Origin, Pipeline, Timestamps};
+use crate::gpu::{Argument, Call, Gpu, Origin, Others, Pipeline, Timestamps};
 use crate::kernels::{AttentionParams, Operation, Q_OUT_F32};
 use crate::merge::{Merge, MergeArguments};
 use crate::operands::{
@@ -66,6 +66,7 @@ pub struct Attention {
     problem: AttentionProblem,
     plan: Plan,
     pipeline: Arc<Pipeline>,
+    others: Others,
     origin: Origin,
     /// Where small operands are gathered.
     tables: Option<Tensor>,
@@ -146,6 +147,7 @@ impl Attention {
         let origin = problem.origin_of(&plan, gpu.capabilities());
         Ok(Attention {
             pipeline: gpu.pipeline(plan.kernel, &plan.configuration, origin)?,
+            others: Others::default(),
             origin,
             tables: problem.tables_workspace(gpu, &plan)?,
             parts: Parts::new(gpu, &problem, &plan)?,
@@ -267,11 +269,10 @@ impl Attention {
             true => None,
             false => unaligned(&self.plan.configuration),
         };
-        let pipeline = match &narrow {
+        let pipeline = match narrow {
             Some(configuration) => {
-                &self
-                    .gpu
-                    .pipeline(self.plan.kernel, configuration, self.origin)?
+                let (kernel, origin) = (self.plan.kernel, self.origin);
+                &self.others.get(&self.gpu, kernel, configuration, origin)?
             }
             None => &self.pipeline,
         };

@@ -11,7 +11,7 @@ mod transfer;
 #[cfg(not(target_family = "wasm"))]
 pub use adapter::adapters_blocking;
 pub use adapter::{AdapterReport, Capabilities, GpuOptions, LimitProfile, adapters, install_hint};
-pub(crate) use pipeline::{Argument, Bound, Call, Origin, Pipeline, fold};
+pub(crate) use pipeline::{Argument, Bound, Call, Origin, Others, Pipeline, fold};
 pub use timing::{Span, Timestamps};
 
 use crate::{Error, Result};

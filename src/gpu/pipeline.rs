@@ -179,6 +179,35 @@ pub(crate) struct Call<'a> {
     pub(crate) timestamps: Option<&'a mut Timestamps>,
 }
 
+/// The pipelines that calls of one operation took besides that of its plan, since their operands lie otherwise: found again without
+/// a text to be put together. Clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct Others(Arc<Mutex<Vec<Other>>>);
+
+type Other = (Configuration, Arc<Pipeline>);
+
+impl Others {
+    /// The pipeline of another configuration of the operation's kernel.
+    pub(crate) fn get(
+        &self,
+        gpu: &Gpu,
+        kernel: &'static Kernel,
+        configuration: Configuration,
+        origin: Origin,
+    ) -> Result<Arc<Pipeline>> {
+        let found = |others: &[Other]| {
+            let same = others.iter().find(|(known, _)| *known == configuration);
+            same.map(|(_, pipeline)| pipeline.clone())
+        };
+        if let Some(pipeline) = found(&lock(&self.0)) {
+            return Ok(pipeline);
+        }
+        let pipeline = gpu.pipeline(kernel, &configuration, origin)?;
+        lock(&self.0).push((configuration, pipeline.clone()));
+        Ok(pipeline)
+    }
+}
+
 /// The parameters and the grid of one of the dispatches into which a call is cut.
 type Slice<'a> = (Cow<'a, [u8]>, [u32; 3]);
 
