@@ -2,7 +2,8 @@
 // adapters that are a CPU underneath, whose lanes are SIMD lanes.
 //
 // One invocation owns ROWS query rows: their q and their sums stay in private memory. Keys and values are
-// loaded once for all lanes, four channels at a time (shared/fours_*), and handed round (shared/spread_*): loads, not
+// loaded once for all lanes, four or eight channels at a time (shared/fours_*, eights_*), and handed round
+// (shared/spread_*): loads, not
 // arithmetic, are what takes time there. No barrier. One workgroup of LANES invocations covers ROWS * LANES queries of
 // one head of one batch item; row r of an invocation is LANES queries after row r - 1. Keys are taken KEYS at a time:
 // first those that every row sees by position, without a test, then the others. What a pair scores and
@@ -13,7 +14,7 @@
 // Host: HEAD_DIM (the larger of D and Dv rounded up to a compiled size; channels past params.head_dim and
 // params.value_dim count as 0), KV_TYPE (of k and v: 0 f32, 1 f16, 2 bf16), ROWS, LANES, SPREAD (fours of a row that are
 // handed round at once: LANES or, if they are fewer, all), TOGETHER (rows that are loaded at once: as many as SPREAD leaves
-// lanes for, KEYS at most), one each of shared/fours_*, q_out_*, spread_*, rows_in_* and rows_out_*.
+// lanes for, KEYS at most), one each of shared/fours_* or eights_*, q_out_*, spread_*, rows_in_* and rows_out_*.
 //
 // Measured on lavapipe against the kernel before it, which read k and v value by value at addresses that the lanes
 // share and rescaled every sum at every key: docs/performance.md.

@@ -15,7 +15,9 @@ mod support;
 use support::check::*;
 use support::{Random, run};
 use wgpu_attention::Alignment::{BottomRight, TopLeft};
-use wgpu_attention::kernels::{FOURS_ANY, FOURS_F32, Form, LINEAR_FOURS, Operation, STORE_ROWS};
+use wgpu_attention::kernels::{
+    EIGHTS_F32, FOURS_ANY, FOURS_F32, Form, LINEAR_FOURS, Operation, STORE_ROWS,
+};
 use wgpu_attention::{
     Alignment, AttentionArguments, AttentionProblem, AttentionRules, Capabilities, ElementType,
     Gpu, LinearArguments, LinearProblem, Tensor, TensorView, reference, wgpu,
@@ -356,9 +358,14 @@ fn lengths_around_every_tile_edge_match_the_reference() {
                 let rules = if masked { MASKED } else { PLAIN };
                 let f32 = configuration.get("KV_TYPE") == 0;
                 let size = configuration.get("HEAD_DIM") + configuration.get("VALUE_DIM");
-                // Four channels are read at once of heads that are multiples of four.
+                // Four or eight channels are read at once of heads that are multiples of as many.
                 let fits =
-                    !configuration.rules.contains(&FOURS_F32) || case.head_dim.is_multiple_of(4);
+                    [(&FOURS_F32, 4), (&EIGHTS_F32, 8)]
+                        .into_iter()
+                        .all(|(reads, channels)| {
+                            !configuration.rules.contains(reads)
+                                || case.head_dim.is_multiple_of(channels)
+                        });
                 f32 && fits
                     && [8, 32, 96].contains(&size)
                     && configuration
@@ -586,20 +593,20 @@ fn views_of_single_batch_items_may_begin_anywhere() {
     });
 }
 
-/// Whichever operand alone begins where four channels cannot be read at once, the others are read as they were.
+/// Whichever operand alone begins where four channels cannot be read at once, or eight, the others are read as they were.
 #[test]
 fn each_operand_may_begin_elsewhere_alone() {
-    for_each_attention(10, |gpu, subject, failures| {
+    for_each_attention(20, |gpu, subject, failures| {
         let problem = AttentionProblem::new(2, 2, 9, 8);
         let prepared = random_operands(problem.clone(), &mut Random::new(5)).prepare();
         let data = &prepared.data;
         let attention = subject.attention(gpu, &problem).unwrap();
         let shape = [2, 9, 2, 8];
         let count = data.q.len();
-        for elsewhere in 0..5 {
-            let begins = |operand: usize| usize::from(operand == elsewhere);
+        for (elsewhere, by) in (0..5).flat_map(|operand| [(operand, 1), (operand, 4)]) {
+            let begins = |operand: usize| by * usize::from(operand == elsewhere);
             let view = |operand: usize, values: &[f32]| {
-                place(gpu, &[count + 1], values, |view| {
+                place(gpu, &[count + by], values, |view| {
                     let first = begins(operand);
                     split(&sliced(&view, 0, first..first + count), 0, &shape)
                 })
@@ -616,7 +623,7 @@ fn each_operand_may_begin_elsewhere_alone() {
             let got = out.read_blocking::<f32>().unwrap();
             let (before, rest) = got.split_at(first);
             let (got, behind) = rest.split_at(count);
-            let what = format!("{subject}, operand {elsewhere} elsewhere");
+            let what = format!("{subject}, operand {elsewhere} begins {by} further");
             let untouched = before.iter().chain(behind).all(|value| value.is_nan());
             assert!(untouched, "{what}: written beside the output");
             failures.note(what, matches(got, &prepared.expected, &shape));

@@ -63,6 +63,9 @@ const Q_OUT_ANY: &str = "shared/q_out_any";
 const ROWS_IN: &str = "shared/rows_in_subgroup";
 const ROWS_OUT: &str = "shared/rows_out_subgroup";
 const SPREAD: &str = "shared/spread_subgroup";
+const SPREAD_EIGHTS: &str = "shared/spread_eights";
+const EIGHTS_F32: &str = "shared/eights_f32";
+const EIGHTS_HALF: &str = "shared/eights_half";
 const SPREAD_WEIGHTS: &str = "shared/weights_subgroup";
 
 static ATTENTION_MUTANTS: &[Mutant] = &[
@@ -232,6 +235,73 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
         "broadcasts of one lane",
         LANES,
         &[(SPREAD, "subgroupBroadcast(mine, i)", "mine")],
+    ),
+    mutant(
+        "broadcasts of one lane, by eights",
+        LANES,
+        &[(SPREAD_EIGHTS, "subgroupBroadcast(mine[0], i)", "mine[0]")],
+    ),
+    mutant(
+        "rows of k and v taken for each other's",
+        LANES,
+        &[(SPREAD_EIGHTS, "lane >= j *", "lane > j *")],
+    ),
+    mutant(
+        "the last lane that is needed loads nothing",
+        LANES,
+        &[(
+            SPREAD_EIGHTS,
+            "TOGETHER * LANES_OF_ROW >= LANES || lane < TOGETHER * LANES_OF_ROW",
+            "lane + 1u < TOGETHER * LANES_OF_ROW",
+        )],
+    ),
+    mutant(
+        "eights of a row beside each other's",
+        LANES,
+        &[(
+            SPREAD_EIGHTS,
+            "lane % LANES_OF_ROW * 2u",
+            "lane % LANES_OF_ROW",
+        )],
+    ),
+    mutant(
+        "padded eights of channels counted",
+        LANES,
+        &[
+            (
+                Q_OUT,
+                "select(vec4<f32>(), four, channel < params.head_dim)",
+                "four",
+            ),
+            (
+                SPREAD_EIGHTS,
+                "loads(lane) && channel < params.head_dim",
+                "loads(lane)",
+            ),
+        ],
+    ),
+    mutant(
+        "halves of 64 bits in the wrong order",
+        LANES,
+        &[(EIGHTS_F32, "low.x, high.x", "high.x, low.x")],
+    ),
+    mutant(
+        "eights of k that begin elsewhere",
+        LANES,
+        &[(
+            EIGHTS_F32,
+            "k[(row + min(channel, params.head_dim - 8u)) / 8u]",
+            "k[row / 8u + min(channel, params.head_dim - 8u)]",
+        )],
+    ),
+    mutant(
+        "eights of v that begin elsewhere",
+        LANES,
+        &[(
+            EIGHTS_F32,
+            "v[(row + min(channel, params.value_dim - 8u)) / 8u]",
+            "v[row / 8u + min(channel, params.value_dim - 8u)]",
+        )],
     ),
     mutant(
         "padded channels counted",
@@ -696,6 +766,20 @@ static ATTENTION_MUTANTS: &[Mutant] = &[
 
 /// Broken kernels that problems with rules show.
 static RULED_ATTENTION_MUTANTS: &[Mutant] = &[
+    mutant(
+        "half of 16 bits of its neighbour",
+        LANES,
+        &[(EIGHTS_HALF, "value_of(high, 0u", "value_of(high, 1u")],
+    ),
+    mutant(
+        "eights of 16 bits that begin elsewhere",
+        LANES,
+        &[(
+            EIGHTS_HALF,
+            "v[(row + min(channel, params.value_dim - 8u)) / 8u]",
+            "v[row / 8u + min(channel, params.value_dim - 8u)]",
+        )],
+    ),
     mutant(
         "rules of a key hide its neighbour",
         BLOCKS,
@@ -2093,6 +2177,9 @@ fn attention_cases() -> Vec<PreparedAttention> {
             causal: Some(TopLeft),
             ..AttentionCase::new(2, 2, 70, 70, 8)
         },
+        // Channels that fill no compiled size, by fours and by eights.
+        AttentionCase::new(1, 2, 9, 11, 12),
+        AttentionCase::new(1, 2, 9, 11, 24),
         // More than one chunk of channels, and values in more than one part.
         AttentionCase {
             seed: 9,
@@ -2238,6 +2325,9 @@ fn rule_cases() -> Vec<PreparedAttention> {
             let typed = problem(9, 13).stored_as(element_type);
             cases.push(with(typed, layout, AttentionRules::default()));
         }
+        // Heads that are read by eights.
+        let typed = AttentionProblem::new(1, 2, 9, 16).stored_as(element_type);
+        cases.push(with(typed, Layout::Contiguous, AttentionRules::default()));
     }
     cases.into_iter().map(AttentionData::prepare).collect()
 }

@@ -1,6 +1,6 @@
 //! Attention, compiled for one problem and recorded into the caller's encoder.
 
-use super::plan::unaligned;
+use super::plan::narrower;
 use super::rules::TablePlaces;
 use super::{Alignment, AttentionProblem, RuleArguments};
 use crate::gpu::{Argument, Call, Gpu, Origin, Others, Pipeline, Timestamps};
@@ -170,7 +170,8 @@ impl Attention {
     /// Records the attention into an encoder. Submits nothing and waits for nothing; allocates nothing on the
     /// GPU unless views are laid out as never before (then one parameter buffer of about 300 bytes). Copies nothing
     /// but what the plan names. (The first call whose rows do not begin on multiples of four elements compiles the kernel once more, if it
-    /// reads them so: rows of k and v, and of q and out too where the form is lanes and all four are f32.)
+    /// reads them so: rows of k and v, and of q and out too where the form is lanes and all four are f32. So does one whose rows of k and v do
+    /// not begin on multiples of eight, where they are read so: lanes, with 64-bit integers.)
     ///
     /// # Errors
     ///
@@ -255,19 +256,22 @@ impl Attention {
             lse.bind("lse")?;
         }
         let pairs = BoundPairs::new(&rules, mask, bias)?;
-        // Most callers' rows begin where four channels can be read at once; a pipeline for the others is made when they come.
-        let whole = problem.head_dim.is_multiple_of(4) && problem.value_dim.is_multiple_of(4);
-        let mut read = vec![(k, k_at), (v, v_at)];
-        let mut alike = true;
-        if self.plan.configuration.links(&Q_OUT_F32) {
-            read.extend([(q, q_at), (out, out_at)]);
-            // (Planned for others it is by a caller alone.)
-            alike = [q, out].map(|view| view.element_type()) == [ElementType::F32; 2];
-        }
-        let fours = read.iter().all(|(view, at)| begins_on(4, view, *at, 0..3));
-        let narrow = match whole && alike && fours {
-            true => None,
-            false => unaligned(&self.plan.configuration),
+        // Most callers' rows begin where as many channels can be read at once as planned; a pipeline for the others is made when they come.
+        let fits = |channels: usize| {
+            let whole = |size: usize| size.is_multiple_of(channels);
+            let keys = [(k, k_at), (v, v_at)];
+            let begins = |(view, at)| begins_on(channels as u32, view, at, 0..3);
+            whole(problem.head_dim) && whole(problem.value_dim) && keys.into_iter().all(begins)
+        };
+        // (Planned for operands that are not f32 it is by a caller alone.)
+        let queries = !self.plan.configuration.links(&Q_OUT_F32)
+            || [(q, q_at), (out, out_at)].into_iter().all(|(view, at)| {
+                view.element_type() == ElementType::F32 && begins_on(4, view, at, 0..3)
+            });
+        let narrow = match () {
+            () if !queries || !fits(4) => narrower(&self.plan.configuration, 1),
+            () if !fits(8) => narrower(&self.plan.configuration, 4),
+            () => None,
         };
         let pipeline = match narrow {
             Some(configuration) => {

@@ -4,9 +4,10 @@ use super::{AttentionProblem, rules};
 use crate::gpu::{Capabilities, Origin, fold};
 use crate::kernels::{
     ATTEND_ALL, ATTENTION_BLOCKS, ATTENTION_LANES, ATTENTION_MATRICES, BIAS, Configuration,
-    DECODE_ROWS, FOURS_ANY, FOURS_F16, FOURS_F16_ANY, FOURS_F32, FOURS_HALF, Form, Fragment,
-    IN_ORDER, KERNELS, Kernel, MASK, MATRICES, NO_BIAS, NO_RULE, Operation, PAGES, PLAIN_SCORES,
-    Q_OUT_ANY, Q_OUT_F32, RULE_DATA, SCORE_RULES, STORE, TILES_HALF, Tier, compiled, matrix_chunks,
+    DECODE_ROWS, EIGHTS_F32, EIGHTS_HALF, FOURS_ANY, FOURS_F16, FOURS_F16_ANY, FOURS_F32,
+    FOURS_HALF, Form, Fragment, IN_ORDER, KERNELS, Kernel, MASK, MATRICES, NO_BIAS, NO_RULE,
+    Operation, PAGES, PLAIN_SCORES, Q_OUT_ANY, Q_OUT_F32, RULE_DATA, SCORE_RULES, SPREAD_EIGHTS,
+    SPREAD_SUBGROUP, STORE, TILES_HALF, Tier, compiled, matrix_chunks, rows_at_once,
 };
 use crate::merge::MergeProblem;
 use crate::plan::{Plan, choose_kernel, is_own, lanes_of, slices, suited};
@@ -726,13 +727,15 @@ impl AttentionProblem {
             return Vec::new();
         };
         let kv_type = self.kv_type.float_number();
-        let fours = self.fours(kernel, tier);
-        let fits = |c: &Configuration| {
-            c.get(name) == size
-                && Some(c.get("KV_TYPE")) == kv_type
-                && fours.is_none_or(|fours| c.rules.contains(fours))
+        all.retain(|c| c.get(name) == size && Some(c.get("KV_TYPE")) == kv_type);
+        let reads = self.reads(kernel, tier);
+        let has = |reads: &&Fragment| all.iter().any(|c| c.rules.contains(reads));
+        let fewest = reads.iter().copied().find(has);
+        let fits = |c: &Configuration| match fewest {
+            Some(fewest) => c.rules.contains(fewest),
+            None => reads.is_empty(),
         };
-        let mut fitting: Vec<Configuration> = all.into_iter().filter(fits).collect();
+        let mut fitting: Vec<Configuration> = all.iter().filter(|c| fits(c)).cloned().collect();
         // Configurations come in sets of rules, any of which stands for the rules of this problem; but where there are some for
         // its kind of scores, those may have other sizes.
         // (A caller's own rule takes registers as score rules do.)
@@ -754,22 +757,29 @@ impl AttentionProblem {
         distinct
     }
 
-    /// How kernels read k and v four channels at a time: in one load where heads are multiples of four channels. (Where rows
-    /// of a call's operands do not begin there, [`unaligned`] takes its place.) Not decode_tiled. Kernels of the lanes form for many queries
-    /// read q and write the output so too where all of them are f32.
-    fn fours(&self, kernel: &Kernel, tier: Tier) -> Option<&'static Fragment> {
-        let whole = self.head_dim.is_multiple_of(4) && self.value_dim.is_multiple_of(4);
+    /// How a kernel can read k and v, the fewest loads first: eight or four channels in one load where heads are multiples of as many.
+    /// (Where rows of a call's operands do not begin there, what [`narrower`] gives takes its place.) None for decode_tiled. Kernels of the lanes
+    /// form for many queries read q and write the output by fours too where all of them are f32.
+    fn reads(&self, kernel: &Kernel, tier: Tier) -> Vec<&'static Fragment> {
+        let whole = |channels: usize| {
+            self.head_dim.is_multiple_of(channels) && self.value_dim.is_multiple_of(channels)
+        };
         let types = [self.q_type, self.kv_type, self.out_type];
         let alike = self.kv_type != ElementType::F32 || types == [ElementType::F32; 3];
-        let whole = whole && (alike || !of_lanes(kernel));
-        let reads_fours = (kernel.operation, kernel.form) != (Operation::Decode, Form::Tiled);
-        reads_fours.then_some(match (whole, self.kv_type) {
-            (true, _) if tier != Tier::Plain => &FOURS_F16,
-            (false, _) if tier != Tier::Plain => &FOURS_F16_ANY,
-            (false, _) => &FOURS_ANY,
-            (true, ElementType::F32) => &FOURS_F32,
-            (true, _) => &FOURS_HALF,
-        })
+        let by_channels: [Option<&Fragment>; 3] = match (tier, self.kv_type) {
+            _ if (kernel.operation, kernel.form) == (Operation::Decode, Form::Tiled) => [None; 3],
+            (Tier::Plain, _) if of_lanes(kernel) && !alike => [None, None, Some(&FOURS_ANY)],
+            (Tier::Plain, ElementType::F32) => {
+                [Some(&EIGHTS_F32), Some(&FOURS_F32), Some(&FOURS_ANY)]
+            }
+            (Tier::Plain, _) => [Some(&EIGHTS_HALF), Some(&FOURS_HALF), Some(&FOURS_ANY)],
+            _ => [None, Some(&FOURS_F16), Some(&FOURS_F16_ANY)],
+        };
+        let of_channels = [8, 4, 1].into_iter().zip(by_channels);
+        of_channels
+            .filter(|(channels, _)| whole(*channels))
+            .filter_map(|(_, reads)| reads)
+            .collect()
     }
 
     /// Why a kernel has no configuration for this problem: the head is too large.
@@ -811,7 +821,9 @@ fn variant(kernel: &Kernel, capabilities: &Capabilities) -> Vec<Configuration> {
     let mut all = (kernel.configurations)();
     if of_lanes(kernel) {
         let (lanes, spread) = lanes_of(capabilities, &ATTENTION_LANES);
-        all.retain(|c| c.get("LANES") == lanes && c.rules.contains(spread));
+        let spreads = [spread, &SPREAD_EIGHTS];
+        all.retain(|c| c.get("LANES") == lanes && spreads.iter().any(|s| c.rules.contains(s)));
+        all.retain(|c| capabilities.suits(c));
     }
     all
 }
@@ -845,13 +857,32 @@ const MOST_SPLITS: u64 = 64;
 /// Parts of the keys that a plan may have at most: their numbers by a block's keys are counted in 32 bits.
 const MOST_PARTS: u32 = 1 << 20;
 
-/// The same configuration of a kernel that reads fours for operands whose rows begin anywhere, q and the output of any type; `None` where
-/// it takes them already, or is another kernel's.
-pub(super) fn unaligned(configuration: &Configuration) -> Option<Configuration> {
-    let keys = configuration
-        .exchanged(&FOURS_F32, &[&FOURS_ANY])
-        .or_else(|| configuration.exchanged(&FOURS_HALF, &[&FOURS_ANY]))
-        .or_else(|| configuration.exchanged(&FOURS_F16, &[&FOURS_F16_ANY]));
+/// The same configuration of a kernel for rows that begin where no more than that many channels, 4 or 1, can be loaded at once; of any type
+/// if it is 1. `None` where its own does, or it is another kernel's.
+pub(super) fn narrower(configuration: &Configuration, channels: usize) -> Option<Configuration> {
+    let by_fours = [(&EIGHTS_F32, &FOURS_F32), (&EIGHTS_HALF, &FOURS_HALF)]
+        .into_iter()
+        .find_map(|(eights, fours)| configuration.exchanged(eights, &[fours]))
+        .and_then(|reads| reads.exchanged(&SPREAD_EIGHTS, &[&SPREAD_SUBGROUP]))
+        .map(|mut by_fours| {
+            let [lanes, spread] = ["LANES", "SPREAD"].map(|name| by_fours.get(name));
+            let together = rows_at_once(lanes, spread, false);
+            let consts = by_fours.consts.iter_mut();
+            let rows = consts.filter(|(name, _)| *name == "TOGETHER");
+            rows.for_each(|(_, value)| *value = together);
+            by_fours
+        });
+    if channels >= 4 {
+        return by_fours;
+    }
+    let own = by_fours.as_ref().unwrap_or(configuration);
+    let keys = [
+        (&FOURS_F32, &FOURS_ANY),
+        (&FOURS_HALF, &FOURS_ANY),
+        (&FOURS_F16, &FOURS_F16_ANY),
+    ]
+    .into_iter()
+    .find_map(|(fours, any)| own.exchanged(fours, &[any]));
     let queries = keys.as_ref().unwrap_or(configuration);
     queries
         .exchanged(&Q_OUT_F32, &[&STORE, &Q_OUT_ANY])

@@ -65,8 +65,17 @@ const HEAD_DIMS: [(u32, &[u32]); 7] = [
 /// Larger heads are left to the tiled form where every lane loads everything itself: they compile for 6 s and more there.
 const LARGEST_UNIFORM: u32 = 64;
 
+/// Largest head whose keys and values are read eight channels at once.
+const LARGEST_BY_EIGHTS: u32 = 64;
+
 /// Keys of a step.
 const KEYS: u32 = 2;
+
+/// Rows of k or v that the lanes load at once, where that many fours of a row are handed round together (TOGETHER and SPREAD).
+pub(crate) fn rows_at_once(lanes: u32, spread: u32, eights: bool) -> u32 {
+    let fours = if eights { 2 * lanes } else { lanes };
+    (fours / spread.max(1)).clamp(1, KEYS)
+}
 
 /// Lanes of an adapter with subgroups of a known size, by that size; otherwise of any adapter.
 pub(crate) const LANES: [(Option<u32>, u32, &Fragment); 3] = [
@@ -84,7 +93,10 @@ fn configurations() -> Vec<Configuration> {
             if number > 0 && ![16, 64].contains(&head_dim) {
                 continue;
             }
-            for (kv_type, fours) in [
+            for (kv_type, reads) in [
+                (0, &EIGHTS_F32),
+                (1, &EIGHTS_HALF),
+                (2, &EIGHTS_HALF),
                 (0, &FOURS_F32),
                 (1, &FOURS_HALF),
                 (2, &FOURS_HALF),
@@ -92,20 +104,26 @@ fn configurations() -> Vec<Configuration> {
                 (1, &FOURS_ANY),
                 (2, &FOURS_ANY),
             ] {
+                let eights = [&EIGHTS_F32, &EIGHTS_HALF].contains(&reads);
                 for (subgroup, lanes, spread) in LANES {
                     if subgroup.is_none() && head_dim > LARGEST_UNIFORM {
                         continue;
                     }
+                    // Larger heads are for attention_blocks, which reads by fours.
+                    if eights && (subgroup != Some(8) || head_dim > LARGEST_BY_EIGHTS) {
+                        continue;
+                    }
+                    let spread = if eights { &SPREAD_EIGHTS } else { spread };
                     let turned = match subgroup {
                         Some(_) => [&ROWS_IN_SUBGROUP, &ROWS_OUT_SUBGROUP],
                         None => [&ROWS_IN_STAGED, &ROWS_OUT_STAGED],
                     };
                     for rows in row_counts {
                         let mut rules = rules.clone();
-                        rules.extend([fours.clone(), spread.clone()]);
-                        rules.extend(q_out(fours).into_iter().chain(turned).cloned());
+                        rules.extend([reads.clone(), spread.clone()]);
+                        rules.extend(q_out(reads).into_iter().chain(turned).cloned());
                         let at_once = lanes.min(head_dim / 4);
-                        let together = subgroup.map_or(1, |_| (lanes / at_once).min(KEYS));
+                        let together = subgroup.map_or(1, |_| rows_at_once(lanes, at_once, eights));
                         all.push(Configuration {
                             consts: vec![
                                 ("HEAD_DIM", head_dim),

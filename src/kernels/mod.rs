@@ -33,7 +33,7 @@ pub mod reflect;
 
 pub use assemble::AssembleError;
 pub(crate) use attention_blocks::KERNEL as ATTENTION_BLOCKS;
-pub(crate) use attention_lanes::LANES as ATTENTION_LANES;
+pub(crate) use attention_lanes::{LANES as ATTENTION_LANES, rows_at_once};
 pub(crate) use attention_matrices::{KERNEL as ATTENTION_MATRICES, chunks as matrix_chunks};
 pub(crate) use decode_rows::KERNEL as DECODE_ROWS;
 pub(crate) use linear_few::LANES as FEW_LANES;
@@ -221,6 +221,10 @@ pub static SHARE: Fragment = fragment!("shared/share");
 pub static FOURS_F32: Fragment = fragment!("shared/fours_f32");
 /// Four channels of k or v in one load, 16 bits each.
 pub static FOURS_HALF: Fragment = fragment!("shared/fours_half");
+/// Eight channels of k or v in one load, f32, as integers of 64 bits.
+pub static EIGHTS_F32: Fragment = fragment!("shared/eights_f32");
+/// Eight channels of k or v in one load, 16 bits each, as integers of 64 bits.
+pub static EIGHTS_HALF: Fragment = fragment!("shared/eights_half");
 /// Four channels of k or v in one load, as f16.
 pub static FOURS_F16: Fragment = fragment!("shared/fours_f16");
 /// Four channels of k or v in four loads, as f16, wherever they begin.
@@ -237,6 +241,8 @@ pub static FOURS_ANY: Fragment = fragment!("shared/fours_any");
 pub static SPREAD_UNIFORM: Fragment = fragment!("shared/spread_uniform");
 /// Fours of a row of k or v for all lanes, loaded by one each and broadcast.
 pub static SPREAD_SUBGROUP: Fragment = fragment!("shared/spread_subgroup");
+/// Fours of a row of k or v for all lanes, loaded by one each, two at once, and broadcast.
+pub static SPREAD_EIGHTS: Fragment = fragment!("shared/spread_eights");
 /// Four channels of q and of the output at once, f32.
 pub static Q_OUT_F32: Fragment = fragment!("shared/q_out_f32");
 /// Four channels of q and of the output at once, of any type, wherever they begin. Takes [`STORE`].
@@ -456,6 +462,7 @@ impl Configuration {
     pub fn subgroup_size(&self) -> Option<u32> {
         let broadcasts = [
             &SPREAD_SUBGROUP,
+            &SPREAD_EIGHTS,
             &WEIGHTS_SUBGROUP,
             &ROWS_IN_SUBGROUP,
             &ROWS_OUT_SUBGROUP,
@@ -466,7 +473,9 @@ impl Configuration {
 
     /// Whether it takes integers of 64 bits.
     pub fn takes_int64(&self) -> bool {
-        self.links(&LINEAR_EIGHTS)
+        [&LINEAR_EIGHTS, &EIGHTS_F32, &EIGHTS_HALF]
+            .into_iter()
+            .any(|eights| self.links(eights))
     }
 
     /// Whether a fragment of that name is linked in, by whatever text.
@@ -576,7 +585,7 @@ fn stores() -> [Vec<Fragment>; 2] {
 
 /// How kernels of the lanes form read q and write the output, by how they read k and v: four channels at a time where all of them are f32.
 fn q_out(fours: &Fragment) -> Vec<&'static Fragment> {
-    match *fours == FOURS_F32 {
+    match [&FOURS_F32, &EIGHTS_F32].contains(&fours) {
         true => vec![&Q_OUT_F32],
         false => vec![&STORE, &Q_OUT_ANY],
     }

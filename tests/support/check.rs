@@ -4,7 +4,9 @@
 use super::{Guarded, Random, SENTINEL, leave_dirt, run};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wgpu_attention::compare::{Tolerance, compare};
-use wgpu_attention::kernels::{Configuration, Form, Fragment, KERNELS, Kernel, Operation, Tier};
+use wgpu_attention::kernels::{
+    Configuration, FOURS_F32, FOURS_HALF, Form, Fragment, KERNELS, Kernel, Operation, Tier,
+};
 use wgpu_attention::reference::{self, AttentionInputs, Broadcast, Rules, widen};
 use wgpu_attention::{
     Alignment, Attention, AttentionArguments, AttentionProblem, AttentionRules, Element,
@@ -219,10 +221,19 @@ impl Subject {
         if self.kernel.operation == Operation::Attention {
             fitting.retain(|c| c.subgroup_size() == planned.subgroup_size());
         }
+        // (By eights read some kernels alone.)
         let reading = planned
             .rules
             .iter()
-            .find(|fragment| fragment.name.starts_with("shared/fours"));
+            .find_map(|fragment| match &*fragment.name {
+                name if fitting.iter().any(|c| c.rules.contains(fragment)) => {
+                    (name.starts_with("shared/fours") || name.starts_with("shared/eights"))
+                        .then_some(fragment)
+                }
+                "shared/eights_f32" => Some(&FOURS_F32),
+                "shared/eights_half" => Some(&FOURS_HALF),
+                _ => None,
+            });
         if let Some(reading) = reading
             && fitting.iter().any(|c| c.rules.contains(reading))
         {
