@@ -1,13 +1,12 @@
 // attention_lanes: o_i = sum_j softmax_j(score_ij) v_j in one pass (online softmax), for
 // adapters that are a CPU underneath, whose lanes are SIMD lanes.
 //
-// One invocation owns ROWS query rows: their q and their sums stay in private memory. Keys and values are
-// loaded once for all lanes, four or eight channels at a time (shared/fours_*, eights_*), and handed round
-// (shared/spread_*): loads, not
+// One invocation owns ROWS query rows: their q and their sums stay in private memory. Keys and values are loaded once for
+// all lanes, four or eight channels at a time (shared/fours_*, eights_*), and handed round (shared/spread_*): loads, not
 // arithmetic, are what takes time there. No barrier. One workgroup of LANES invocations covers ROWS * LANES queries of
 // one head of one batch item; row r of an invocation is LANES queries after row r - 1. Keys are taken KEYS at a time:
-// first those that every row sees by position, without a test, then the others. What a pair scores and
-// whether it is seen: shared/pair, shared/item, rules/. The softmax: shared/online.
+// first those that every row sees by position, without a test, then the others. What a pair scores and whether it is
+// seen: shared/pair, shared/item, rules/. The softmax: shared/online.
 //
 // q, k: (B, T, H or Hkv, D), v: (B, Tk, Hkv, Dv), out: (B, Tq, H, Dv), lse: (B, H, Tq), all by strides; packed
 // sequences have no B. tables: lengths, starts, slopes, sinks. Memory beyond the operands: none.
