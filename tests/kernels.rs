@@ -16,7 +16,7 @@ use support::check::*;
 use support::{Random, run};
 use wgpu_attention::Alignment::{BottomRight, TopLeft};
 use wgpu_attention::kernels::{
-    EIGHTS_F32, FOURS_ANY, FOURS_F32, Form, LINEAR_FOURS, Operation, STORE_ROWS,
+    EIGHTS_F32, EIGHTS_HALF, FOURS_ANY, FOURS_F32, Form, LINEAR_FOURS, Operation, STORE_ROWS,
 };
 use wgpu_attention::{
     Alignment, AttentionArguments, AttentionProblem, AttentionRules, Capabilities, ElementType,
@@ -167,8 +167,8 @@ fn every_configuration(form: Form, rules: [&str; 2]) {
         if few && (!sizes.contains(&size) || rules != PLAIN && (size != least || !plainest)) {
             continue;
         }
-        // The size itself, and the smallest that is rounded up to it; where four channels are read at once, a multiple of
-        // four.
+        // The size itself, and the smallest that is rounded up to it; where four or eight channels are read at once, a
+        // multiple of as many.
         let smallest = match (form, size) {
             (Form::Tiled, 32) | (_, 8) => 1,
             (_, 96) => 65,
@@ -178,7 +178,14 @@ fn every_configuration(form: Form, rules: [&str; 2]) {
             _ => size / 2 + 1,
         };
         let fours = !any;
-        let smallest = if fours { smallest + 3 } else { smallest };
+        let eights = [&EIGHTS_F32, &EIGHTS_HALF]
+            .into_iter()
+            .any(|reads| configuration.rules.contains(reads));
+        let smallest = match (eights, fours) {
+            (true, _) => smallest.next_multiple_of(8),
+            (_, true) => smallest + 3,
+            _ => smallest,
+        };
         let layouts = if fours { &ALIGNED } else { &LAYOUTS[..] };
         for value_dim in [size, smallest] {
             let mut random = Random::new(number as u64);

@@ -1,5 +1,6 @@
 // Fours of rows of k or v that all lanes of a workgroup need, as those of shared/spread_subgroup; but every lane loads two of them at
-// once, so that twice as many rows have room (the host sees to TOGETHER * SPREAD being LANES * 2 at most).
+// once, so that twice as many rows have room. The workgroup is one whole subgroup, its lanes numbered alike, SPREAD is even, and
+// TOGETHER * SPREAD is LANES * 2 at most (the host sees to all of them).
 
 // Lanes that load a row.
 const LANES_OF_ROW: u32 = SPREAD / 2u;

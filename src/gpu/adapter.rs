@@ -120,7 +120,8 @@ pub struct Capabilities {
     pub subgroup_sizes: (u32, u32),
     /// Whether kernels may use subgroup operations.
     pub subgroups: bool,
-    /// Whether kernels may use integers of 64 bits (`SHADER_INT64`), as which projections on adapters that are a CPU read two channels at once.
+    /// Whether kernels may use integers of 64 bits (`SHADER_INT64`), as which kernels on adapters that are a CPU read two channels at once, or four
+    /// of 16 bits: projections x and the weight, attention keys and values.
     pub int64: bool,
     /// Iterations that all loops of one invocation may make together. Mesa's llvmpipe and lavapipe end every loop
     /// after 65535 (`LP_MAX_TGSI_LOOP_ITERATIONS`), without a word: what is computed by then is taken for the result.

@@ -94,15 +94,15 @@ fn configurations() -> Vec<Configuration> {
                 continue;
             }
             for (kv_type, reads) in [
-                (0, &EIGHTS_F32),
-                (1, &EIGHTS_HALF),
-                (2, &EIGHTS_HALF),
                 (0, &FOURS_F32),
                 (1, &FOURS_HALF),
                 (2, &FOURS_HALF),
                 (0, &FOURS_ANY),
                 (1, &FOURS_ANY),
                 (2, &FOURS_ANY),
+                (0, &EIGHTS_F32),
+                (1, &EIGHTS_HALF),
+                (2, &EIGHTS_HALF),
             ] {
                 let eights = [&EIGHTS_F32, &EIGHTS_HALF].contains(&reads);
                 for (subgroup, lanes, spread) in LANES {
