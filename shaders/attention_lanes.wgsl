@@ -13,7 +13,8 @@
 // Host: HEAD_DIM (the larger of D and Dv rounded up to a compiled size; channels past params.head_dim and
 // params.value_dim count as 0), KV_TYPE (of k and v: 0 f32, 1 f16, 2 bf16), ROWS, LANES, SPREAD (fours of a row that are
 // handed round at once: LANES or, if they are fewer, all), TOGETHER (rows that are loaded at once: as many as SPREAD leaves
-// lanes for, twice as many with eights_*, KEYS at most), one each of shared/fours_* or eights_*, q_out_*, spread_*, rows_in_* and rows_out_*.
+// lanes for, twice as many with eights_*, KEYS at most), one each of shared/fours_* or eights_*, q_out_*, spread_*, rows_in_*
+// and rows_out_*.
 //
 // Measured on lavapipe against the kernel before it, which read k and v value by value at addresses that the lanes
 // share and rescaled every sum at every key: docs/performance.md.
